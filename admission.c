@@ -11,8 +11,10 @@
  *
  * The schedules differ in how many seats may be taken now (seats_for) and in the size of a block: a
  * block of the row schedule is one GPU batch. With row and zig-zag all seats are vacant when a
- * block enters. The diagonal schedule (branches/diagonal.c) also replaces sequences in batches that
- * go on; the prompts that do this are the topups.
+ * block enters. The diagonal schedule opens the batches of its block one after the other
+ * (branches/diagonal.c), and replaces sequences that end in batches that go on. The prompts that do
+ * this, the topups, prefill together in one batch more, the entrance, and then join the batches of
+ * their seats (branches/refill.c).
  * Read next: plan.h. (A look at Figure 4, `sweep` in schedule.c, first shows what its words are
  * for.) */
 #include <math.h>
@@ -107,7 +109,7 @@ void deal_block(Seat *seats, const Policy *policy, int count) {
  * enters when the whole block has finished. The block of the row schedule is one GPU batch. */
 static int block_seats(const Admission *a) { return a->seated ? 0 : a->nseats; }
 
-/* By Schedule. */
+/* How many may take a seat, by Schedule; tests replace one. */
 int (*seats_for[])(const Admission *) = {block_seats, block_seats, diagonal_seats};
 
 /* Seats the next prompt if its pages fit. Returns false if they do not. */

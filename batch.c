@@ -36,12 +36,12 @@ static bool add_token(Flight *f, const Batch *b, Sequence *q, int32_t id) {
     bool eos = is_eos(&run->plan->config, id);
     q->tokens[q->generated] = run->task->scored ? q->prompt->ids[q->s + q->generated] : id;
     q->generated++;
-    bool ended = tell_token(f, q) || eos;
-    if (!ended && q->generated < q->n)
+    bool stopped = tell_token(f, q) || eos;
+    if (!stopped && q->generated < q->n)
         return true;
     give_back_pages(f, b, q);
     admission_leave(&f->admission, q - f->seqs, q->generated);
-    tell_end(f, q, eos, ended);
+    tell_end(f, q, eos, stopped);
     return false;
 }
 
@@ -140,7 +140,7 @@ bool batch_begin(Flight *f, Batch *b) {
         return false;
     fill_tables(f, b);
     stage_pages(f, b);
-    b->uncollected = true;
+    b->uncollected = true; /* from now on a token of each sequence is on its way */
     f->began++;
     return true;
 }

@@ -4,8 +4,8 @@
  *
  * One word has one meaning, and where mini.c has the thing, it has the word. The paper's letters:
  *
- *   i, j, k          token, layer, GPU batch: the engine counts sweeps by i, and batches by their
- *                    place in the sweep
+ *   i, j, k          token, layer, GPU batch: the engine counts sweeps by i, and the batches of a
+ *                    sweep by k (Seat.k those of the block)
  *   s, n             prompt and output length
  *   l, h1, h2, nh    layers, hidden sizes, attention heads; beside heads, hd is the size of one
  *   wg, wc, wd       the fractions of weights on GPU, CPU and disk;
@@ -19,11 +19,11 @@
  *   sweep          all squares of one i: a token for each sequence
  *   lane           a queue on one link or processor, which carries out ops one after the other
  *   op, to post    a step of work of one lane, as data; to hand it to the lane
- *   call           the place of an op in the run: its lane and its square
+ *   call           one of Figure 4's; a Call says for which of them an op works, and on which lane
  *   view           a matrix in a tier, which owns nothing (Tensor)
  *   region, slot   memory of a tier for one purpose; one of several equal parts of it
- *   turn           a place in the rotation of slots
- *   cell           a slot, or what a batch has of a region; ops are ordered within it
+ *   turn           a count that, modulo the number of slots, picks a slot
+ *   cell           what depend.c keeps order in: a slot, or what a batch has of a region
  *   home, staging  where data rests; where it passes through on its way to a square that computes
  *   landing        where data of the disk stops on the CPU, on its way to the GPU or back
  *   slab           what a layer has off the GPU, which streams to a slot
@@ -34,10 +34,13 @@
  *   page           room for some tokens of a sequence's K and V, in every layer
  *   piece          those sequences of a batch's prefill that pass a layer together
  *   flight         a block of batches that sweep together; only pipelines have several
+ *   topup          with the diagonal schedule: a prompt that takes the seat of an ended one
+ *   entrance       the batch in which topups prefill before they join that of their seat
  *
  * docs/TOUR.md ends with a longer glossary. Of base.h one needs: CHECK aborts if a condition does
- * not hold, xcalloc never fails, fail() fills an Error and returns -1. Sizes and offsets in bytes
- * have the type Bytes. The header is valid C and C++. Read next: opt_model.c. */
+ * not hold, xcalloc never fails, fail() fills an Error and returns -1, HOST_AND_GPU is for
+ * nvcc. Sizes and offsets in bytes have the type Bytes. The header is valid C and C++.
+ * Read next: opt_model.c. */
 #ifndef FLEXGEN_H
 #define FLEXGEN_H
 #include "base/base.h"
@@ -183,8 +186,8 @@ static inline bool role_is_matrix(Role role) {
 /* Returns true if the next matrix (or bias) lies directly behind this one: q, k and v are computed
  * as one product, so their matrices lie together wherever they rest, and so do their biases. */
 static inline bool role_goes_on(Role role) { return role >= Q_W && role <= K_B; }
-/* Returns the rank of a tensor in its layer's slab: the matrices of q, k and v come first, then
- * their biases, then the others in the order of Role. */
+/* Returns the rank of a tensor in the files that `quantize` writes: the matrices of q, k and v come
+ * first, then their biases, as in a slab, then the others in the order of Role. */
 static inline int role_place(Role role) {
     /* weight and bias of:            ln1   q     k     v     o     ln2     fc1     fc2 */
     static const int place[NROLES] = {6, 7, 0, 3, 1, 4, 2, 5, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -253,7 +256,7 @@ typedef struct {
     int page_tokens;    /* tokens of a KV page */
     Tier table_home;    /* where the token table (and lm_head) rests */
     int piece_rows;     /* the most rows of a piece; a longer prompt raises it */
-    int workspaces;     /* slots of HIDDEN, see WORKSPACES below: 2 or 3 */
+    int workspaces;     /* hidden states that the GPU holds at once: 2 or 3, see below */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
     bool cache_packed;  /* the KV pages are packed */
     double sparsity;    /* the share of past tokens whose V attention reads; 1: all. Less requires

@@ -191,7 +191,7 @@ typedef void Loop(void *arg, int thread, int first, int n);
 void post(int number, Op op), synchronize(void);
 void note(int track, double begin, double end, size_t bytes);
 void parallel(Loop *loop, void *arg, int n, double work);
-void travel(Place to, Place from, size_t bytes), await(void);
+void travel(Place to, Place from, size_t bytes), await(void), sleep_off(void);
 void widen(float *to, const void *f16s, size_t n), narrow(void *f16s, const float *from, size_t n);
 void pack(uint8_t *to, const float *x, int n), unpack(float *x, const uint8_t *from, int n);
 size_t packed_bytes(int n);
@@ -627,7 +627,7 @@ void attend(void *arg, int thread, int first, int n) {
                 if (score[t] >= 0)
                     add_weighed(o, score[t], head_of(q, t, 1, head, some), hd);
         }
-        await(); /* head_of() has copied v at once, but its time on the link is not over yet. */
+        sleep_off(); /* head_of() has copied v at once, but it may not have arrived yet. */
     }
 }
 

@@ -3,14 +3,24 @@
  *   nvcc -O3 -DGPU mini.c mini.cu -lcublas -o mini
  *   ./mini models/opt-tiny "Once upon a time" --percent 0 50 0 100 0 100
  *
- * With -DGPU mini.c leaves out the functions that compute in the GPU's memory or copy to it. They
- * are here, under the same names, and mini.c calls them without knowing the difference: read a
- * function there first, and then its twin. All flags keep their meaning, and --ctog and the like
- * still slow a link. Any GPU from compute capability 7.5 on runs it.
+ * With -DGPU mini.c leaves out the functions that compute in the GPU's memory or copy to it. Most
+ * are here under the same names: read a function there first, and then its twin. Two have other
+ * names: mini.c's attend() is attend_on_gpu() here, though mini.c keeps attend() for delegation,
+ * and add_product() is multiply(). These have no twin: those that deal with streams and buffers
+ * (stream, mark, post_copy, pass_bounce, place_buffers), those that kernels share, and those that
+ * measure. In four places, #ifdef GPU, mini.c knows that there is a GPU.
  *
- * The order is: streams and copies; products; the kernels of a layer; attention; the first and the
- * last step of a token; what is measured at the start. Kernels are plain. A comment at each says
- * its shape, its grid, and which kernel of flexgen.cu does it faster, and how.
+ * All flags keep their meaning; --ctog and the like still slow a link. But where mini.c guesses the
+ * GPU's memory, the rates of CTOG and GTOC and the speed of products, measure_gpu() measures them.
+ * Any GPU from compute capability 7.5 on runs it.
+ *
+ * The order is: threads and blocks; streams and copies; products; the kernels of a layer;
+ * attention; the first and the last step of a token; what is measured at the start. Kernels are
+ * plain. A comment at each says its shape and its grid, and at most of them which kernel of
+ * flexgen.cu does it faster, and how.
+ *
+ * nvcc compiles a .cu as C++. So mini.c is included here for its types and prototypes only, which
+ * end at its #ifndef __cplusplus; its functions are compiled once, as C.
  *
  * Read next: flexgen.h. */
 #include <cublas_v2.h>
@@ -20,7 +30,7 @@
 #include <stdlib.h>
 
 extern "C" {
-#undef _GNU_SOURCE  // which mini.c defines itself
+#undef _GNU_SOURCE  // C++ compilers define it themselves, and mini.c does it again.
 #define SHARED extern
 #include "mini.c"
 
@@ -30,7 +40,7 @@ int rows_of(Sequence *q, int i), sparse_top(int n);
 bool is_delegated(Sequence *q, int i);
 Place kv_near(Sequence *q, Square at, int t, int value);
 void *take(Tier t, size_t bytes);
-void account(Tier to, Tier from, double start, double end, size_t bytes), sleep_off(void);
+void account(Tier to, Tier from, double start, double end, size_t bytes);
 void fill(uint8_t *to, Weight *w);
 }
 
@@ -51,6 +61,40 @@ void fill(uint8_t *to, Weight *w);
             die(1, "%s: cuBLAS's status %d; " REMEDY, #call, status); \
     } while (0)
 
+// -------------------------------------------------------------------------------------------------
+// Threads, warps, blocks and grids
+//
+// A GPU runs one function in many threads. These are not threads of the system: there are thousands
+// at a time, and each does very little. They are ordered in three steps:
+//
+//   warp    32 threads that run in step and can read each other's registers (__shfl_xor_sync)
+//   block   threads that share memory and wait for each other (__syncthreads), here always 128
+//   grid    all blocks of a launch, which are independent of each other
+//
+// The words of CUDA, which C does not have:
+//
+//   __global__   marks a kernel: a function that the CPU launches and the GPU runs.
+//   __device__   marks a function of the GPU that kernels call.
+//   __shared__   marks a variable with one copy for each block, which lives as long as the block.
+//   threadIdx.x  is the number of this thread in its block, from 0 on.
+//   blockIdx     is the place of this block in the grid, (x, y); gridDim is the grid's size.
+//   dim3         is a size of up to three numbers; a single number n is (n, 1, 1).
+//
+//   kernel<<<blocks, threads, extra, stream>>>(arguments)
+//
+// launches a kernel: the blocks of the grid; the threads of a block; the bytes of shared memory
+// that the kernel does not declare itself, here 0; and the stream, see the next chapter. The call
+// returns before the kernel has run.
+//
+// A block takes a row where there is a sum over the row, and otherwise each thread takes a number.
+// Why 128 threads? A block should be a few whole warps, so that a GPU's processor has other warps
+// to run while one waits for memory. But a head has 64 to 128 numbers, so most of a larger block
+// would be idle in attention. It is easy to miss that threads of the last block may have no number:
+// so such kernels begin with a comparison.
+// -------------------------------------------------------------------------------------------------
+
+enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
+
 /* Launches a kernel in blocks of THREADS on the calling thread's stream, unless it has no work. */
 #define LAUNCH(kernel, grid, ...)                                          \
     do {                                                                   \
@@ -62,7 +106,6 @@ void fill(uint8_t *to, Weight *w);
         if (error)                                                         \
             die(1, "%s: %s; " REMEDY, #kernel, cudaGetErrorString(error)); \
     } while (0)
-enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
 
 /* Returns the blocks for n threads. */
 static unsigned blocks_of(size_t n) { return (n + THREADS - 1) / THREADS; }
@@ -80,31 +123,41 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 // cache and activations. The engine calls such a queue a lane.
 //
 // A call for a stream returns before its work is done. await() waits until all work of the calling
-// thread's stream is done: the main thread calls it where the CPU needs something of the GPU
-// (attention(), choose_tokens()) and at the end of a layer, and a mover calls it after each move.
-// The GPU waits for a copy only if the copy is before its next kernel in the same stream; no stream
-// waits for another, since synchronize() has seen that the movers' copies have arrived before it
-// lets the kernels that need them be posted. --ctog and the like slow no copy: await() sleeps as
-// long as a slower link would still have taken.
+// thread's stream is done, and then as long as a link that --ctog and the like slow would still
+// have taken: the copies themselves are not slowed. These wait:
+//
+//   attention(), before attend()   The CPU needs queries, and new k and v.
+//   attention(), before w_O        Results have gone up, also over a slowed link.
+//   mlp()                          The hidden state is complete, so that a mover may store it.
+//   choose_tokens()                The CPU needs the tokens.
+//   make_move()                    A mover has made its move.
+//
+// With --no-overlap the main thread makes the moves, too, and all is in its one stream.
+//
+// The GPU waits for a copy only if the copy is before its next kernel in the same stream. No stream
+// waits for another: synchronize() has seen that the movers' copies have arrived before it lets the
+// kernels that need them be posted. CUDA has a default stream for calls that name none, and other
+// streams usually wait for it; cudaStreamNonBlocking says that ours do not.
 //
 // It is easy to miss that only pinned memory, which the system never moves or swaps out, is copied
 // behind the CPU's back. So the whole tier of the CPU is pinned. The disk's is a mapped file, which
-// cannot be: its bytes bounce, which means that they pass through a small pinned buffer.
+// cannot be: its bytes bounce, which means that they pass through a small pinned buffer. Each
+// thread that needs one has one, and --cpu-mem does not count it.
 // -------------------------------------------------------------------------------------------------
 
 enum { BOUNCE = 4 << 20, PIECE = BOUNCE / 4 };
 static __thread cudaStream_t own_stream;
 static __thread uint8_t *bounce; /* (BOUNCE), pinned */
 static __thread size_t bounce_used;
-/* What this thread has sent since its latest await(), and since when: sent[to][from]. An event
- * marks a place in a stream, and has the time at which the stream came there: a copy begins when
- * the kernels before it are done, which may be long after it was posted. */
-static __thread struct {
-    double start;
+/* What this thread has sent by its stream since its latest await(): sent[to][from]. An event marks
+ * a place in a stream, and has the time at which the stream came there: a copy begins when the
+ * kernels before it are done, which may be long after it was posted. */
+struct Copies {
     size_t bytes;
     cudaEvent_t begun;
-} sent[NTIERS][NTIERS];
-static __thread cudaEvent_t done;
+};
+static __thread Copies sent[NTIERS][NTIERS];
+static __thread cudaEvent_t finished;
 
 /* Returns the calling thread's stream. */
 static cudaStream_t stream(void) {
@@ -126,7 +179,7 @@ static void post_copy(void *to, const void *from, size_t bytes) {
 }
 
 /* Sends bytes between GPU and disk in pieces. While one piece goes up, the next is read. Down, each
- * piece must have come before the CPU writes it to the file. */
+ * piece must have come before the CPU writes it to the file. (min and max are CUDA's here.) */
 static void pass_bounce(Place to, Place from, size_t bytes) {
     if (!bounce)
         CUDA(cudaHostAlloc((void **)&bounce, BOUNCE, cudaHostAllocDefault));
@@ -149,20 +202,22 @@ static void pass_bounce(Place to, Place from, size_t bytes) {
     }
 }
 
-/* Sends bytes: posts what goes to or from the GPU. */
+/* Sends bytes: posts what goes to or from the GPU. Between CPU and disk it copies at once, as
+ * mini.c does. */
 void travel(Place to, Place from, size_t bytes) {
-    auto *pair = &sent[to.tier][from.tier];
-    bool by_stream = to.tier == TIER_GPU || from.tier == TIER_GPU;
+    Copies *pair = &sent[to.tier][from.tier];
+    double start = now();
     if (!bytes)
         return;
+    if (to.tier != TIER_GPU && from.tier != TIER_GPU) {
+        memcpy(to.at, from.at, bytes);
+        account(to.tier, from.tier, start, now(), bytes);
+        return;
+    }
     if (!pair->bytes)
-        pair->start = now();
-    if (!pair->bytes && by_stream)
         mark(&pair->begun);
     pair->bytes += bytes;
-    if (!by_stream)
-        memcpy(to.at, from.at, bytes);
-    else if (to.tier == TIER_DISK || from.tier == TIER_DISK)
+    if (to.tier == TIER_DISK || from.tier == TIER_DISK)
         pass_bounce(to, from, bytes);
     else
         post_copy(to.at, from.at, bytes);
@@ -172,21 +227,19 @@ void travel(Place to, Place from, size_t bytes) {
  * copies. */
 void await(void) {
     if (own_stream) {
-        mark(&done);
+        mark(&finished);
         CUDA(cudaStreamSynchronize(own_stream));
     }
     bounce_used = 0;
     double end = now();
     for (int to = 0; to < NTIERS; to++)
         for (int from = 0; from < NTIERS; from++) {
-            auto *pair = &sent[to][from];
+            Copies *pair = &sent[to][from];
             float ms = 0;
             if (!pair->bytes)
                 continue;
-            if (pair->begun)
-                CUDA(cudaEventElapsedTime(&ms, pair->begun, done));
-            account((Tier)to, (Tier)from, pair->begun ? end - ms / 1e3 : pair->start, end,
-                    pair->bytes);
+            CUDA(cudaEventElapsedTime(&ms, pair->begun, finished));
+            account((Tier)to, (Tier)from, end - ms / 1e3, end, pair->bytes);
             pair->bytes = 0;
         }
     sleep_off();
@@ -202,7 +255,8 @@ void *open_memory(Tier t, size_t bytes) {
     return at;
 }
 
-/* Brings a tensor to where it rests. */
+/* Brings a tensor to where it rests. `ready` is not pinned: this happens once, at the start, when
+ * nothing computes that a copy could hold up. */
 void fill_weight(Weight *w) {
     if (w->rest.tier != TIER_GPU) {
         fill(w->rest.at, w);
@@ -224,8 +278,10 @@ void fill_weight(Weight *w) {
 // which is where a GPU's speed is, and adds up and returns floats. So each product first rounds x
 // to F16, and unpacks weights that are packed, a whole tensor. mini.c's floats stay floats; where
 // two logits are nearly equal, the two programs may therefore choose different tokens. It is easy
-// to miss that cuBLAS counts columns first: our w (out, in) is its (in, out), so that y = x w^T is
-// y^T = w x^T there, with w transposed and x not.
+// to miss that cuBLAS takes a matrix to lie in memory column after column, where ours lie row after
+// row. It therefore sees the transpose of each of ours. We want y = x w^T, which is (m, n) = (m, k)
+// (k, n), so we ask for y^T = w x^T, which is (n, m) = (n, k) (k, m). What cuBLAS sees as x^T and
+// y^T is what it needs; but it sees w^T, and has to transpose that.
 // -------------------------------------------------------------------------------------------------
 
 static cublasHandle_t cublas;
@@ -254,9 +310,9 @@ static __global__ void narrow_kernel(half *to, const float *from, size_t n) {
         to[e] = __float2half(from[e]);
 }
 
-/* Unpacks (rows / GROUP, cols) groups to (rows, cols); a thread each, whose neighbours write
- * neighbouring columns. A faster one never writes them: packed_linear_kernel unpacks in registers,
- * right before it multiplies. */
+/* Unpacks (rows / GROUP, cols) groups, whose bytes packed_bytes() of mini.c describes, to (rows,
+ * cols); a thread a group, whose neighbours write neighbouring columns. A faster one never writes
+ * them: packed_linear_kernel unpacks in registers, right before it multiplies. */
 static __global__ void unpack_kernel(half *to, const uint8_t *from, size_t groups, int cols) {
     size_t g = number();
     if (g >= groups)
@@ -271,7 +327,11 @@ static __global__ void unpack_kernel(half *to, const uint8_t *from, size_t group
     }
 }
 
-/* Computes y = x w^T + beta y. */
+/* Computes y = x w^T + beta y, for x (rows, w->cols) and y (rows, w->rows). cuBLAS takes 19
+ * arguments: the handle; whether to transpose the two factors, w and not x; the three sizes n, m
+ * and k, as named above; a number that the product is multiplied by, 1; w, x, beta and y, each
+ * matrix with its type and the length of a column as cuBLAS sees it; in which type to add up; and
+ * which of its methods to take. */
 static void multiply(float *y, const float *x, Weight *w, int rows, float beta) {
     const float one = 1;
     const uint8_t *bytes = weight_at(w);
@@ -292,15 +352,15 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
 // -------------------------------------------------------------------------------------------------
 // A layer without its attention (section 3)
 //
-// What is left of a layer is sums over a row, and work on each number for itself. CUDA runs such a
-// function, a kernel, as a grid of blocks of threads: blocks are independent, and the threads of a
-// block can share memory and wait for each other (__syncthreads). So a block takes a row where
-// there is a sum, and otherwise each thread takes a number. 32 threads, a warp, run in step and can
-// read each other's registers (__shfl_xor_sync). It is easy to miss that these kernels are as slow
-// as memory: each computes a few operations for each number that it reads.
+// What is left of a layer is sums over a row, and work on each number for itself. It is easy to
+// miss that these kernels are as slow as memory: each computes a few operations for each number
+// that it reads.
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the sum of a number of each thread of the block, or the largest one. */
+/* Takes a number from each thread of the block, and returns to all of them the sum of these numbers
+ * or, with `most`, the largest. First each thread of a warp adds what its partner 16 places away
+ * has, then the one 8, 4, 2 and 1 places away: now all 32 have the sum of their warp. (~0u, 32
+ * bits, says that all 32 take part.) Then each thread adds the sums of the warps. */
 static __device__ float join_block(float mine, bool most) {
     __shared__ float part[THREADS / WARP];
     for (int lane = WARP / 2; lane; lane /= 2) {
@@ -376,27 +436,35 @@ void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), x, n)
 // -------------------------------------------------------------------------------------------------
 // Cache and attention (section 3, 5)
 //
-// Attention reads each number of the cache once and uses it once, so it is as slow as memory, too,
-// and slower with each token. A block takes one head of one row. It goes through the tokens in
-// tiles of THREADS: first each thread makes the score of one token, then it sums the tile's values
-// for one number of the head. The weights of a softmax depend on the largest score of all, which
-// nobody knows before the end; online softmax uses the largest one so far, and shrinks what was
-// summed whenever a larger one comes. So a block needs memory for one tile, however long the text:
-// 528 bytes. Attention that is delegated stays mini.c's, and the CPU computes it at the same time.
+// Attention in decoding reads each number of the cache once and uses it once (sparse attention
+// reads k twice, and v of few tokens). So it is as slow as memory, too, and slower with each token.
+// A block takes one head of one row. It goes through the tokens in tiles of THREADS. First each
+// thread makes the score of one token. Then thread d sums the tile's values for number d of the
+// head, and in a larger head for number d + THREADS, too; threads without a number are idle.
+//
+// The weights of a softmax depend on the largest score of all, which nobody knows before the end.
+// Online softmax uses the largest one so far, and shrinks what was summed whenever a larger one
+// comes. So a block needs memory for one tile, however long the text: 528 bytes, which are 128
+// weights and the 4 sums of join_block().
+//
+// Attention that is delegated stays mini.c's, and the CPU computes it while the GPU attends for the
+// other sequences: attend() waits for no stream.
 //
 // Shared memory has 32 banks, and word n is in bank n % 32. When threads of a warp ask for
 // different words of one bank, they are served one after the other: a bank conflict. There is none
 // here, since neighbours write neighbouring weights, and all threads read the same weight at once.
 // weight[32 * threadIdx.x] would have one.
 //
-// It is easy to miss that a block's threads read keys that lie a whole row apart, so that each read
-// fetches more bytes than it needs.
+// It is easy to miss that at one time the threads of a warp read one number each of 32 keys, which
+// lie a whole row of nh heads apart. Memory gives at least 32 bytes for each, of which one number
+// is used now; the others are used only if they are still in the GPU's cache when the next ones are
+// asked for.
 // -------------------------------------------------------------------------------------------------
 
 enum Form { FLOATS, HALVES, GROUPS }; /* of numbers in memory */
 
 /* Packs heads of hd numbers; a thread each. A faster one gives a group a warp, whose lanes find the
- * least and the largest number together: pack_kernel. */
+ * least and the largest number together: flexgen.cu's pack_kernel. */
 static __global__ void pack_kernel(uint8_t *to, const float *x, size_t heads, int hd, int bytes) {
     size_t head = number();
     if (head >= heads)
@@ -474,11 +542,12 @@ static __global__ void keep_kernel(bool *kept, const float *score, int len, int 
     kept[head * len + t] = t == len - 1 || better < top;
 }
 
-/* Computes o = softmax(x_q k^T / sqrt(hd)) v for rows (rows, nh, hd), of which number r sees
- * first + r tokens; grid (nh, rows), a block a head of a row. k and v are (tokens, nh, head_bytes);
- * kept (nh, tokens) says of which tokens v is read, and NULL of all. A faster one lets many blocks
- * share the tokens of a long text, attend_kernel of flexgen.cu, and in prefill uses tensor cores:
- * attend_prefill_kernel. */
+/* Computes o = softmax(x_q k^T / sqrt(hd)) v for rows (rows, nh, hd); row r sees first + r tokens.
+ * The grid is (nh, rows), a block for a head of a row. k and v are (tokens, nh, head_bytes); kept
+ * (nh, tokens) is true for the tokens whose v is read; if it is NULL, every v is read. As in
+ * mini.c, the weights that are kept are shares of all tokens, and do not sum to 1. A faster one
+ * lets many blocks share the tokens of a long text, attend_kernel of flexgen.cu, and in prefill
+ * uses tensor cores: attend_prefill_kernel. */
 static __global__ void attend_kernel(float *o, const float *x_q, const uint8_t *k, const uint8_t *v,
                                      Form form, int head_bytes, int first, int hd,
                                      const bool *kept) {
@@ -545,12 +614,12 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
 // Token ids are the CPU's, and the GPU needs them to find rows of a table; its choice goes back the
 // same way. CUDA lets kernels use pinned memory by its address, so both read and write `ids` where
 // it is, over the link, and no copy is asked for. It is easy to miss that the CPU may read `ids`
-// only after await(), and that this is the one place where its next step depends on what the GPU
-// has computed.
+// only after await(). Without delegation, this is the one place where the CPU cannot go on before
+// it has numbers that the GPU has computed; with delegation, attention() is another one.
 // -------------------------------------------------------------------------------------------------
 
-/* Computes x = token's row + position's row, for x (rows, n); a block a row. embed_kernel reads
- * four numbers at a time. */
+/* Computes x = token's row + position's row, for x (rows, n); a block a row. flexgen.cu's
+ * embed_kernel reads eight numbers at a time. */
 static __global__ void embed_kernel(float *x, const half *tokens, const half *places, const int *id,
                                     int n) {
     size_t row = blockIdx.x, from = (size_t)id[row] * n;
@@ -567,7 +636,8 @@ void embed(Sequence *q, float *x) {
 }
 
 /* Finds the largest of n logits, and of equal ones the first, for logits (rows, n); a block a row.
- * A faster one gives a row many blocks, as flexgen.cu does where few rows have many tokens. */
+ * A faster one would give a row many blocks; flexgen.cu's pick_kernel gives it one, too, but does
+ * not leave the end to one thread. */
 static __global__ void choose_kernel(int *best, const float *logits, int n) {
     __shared__ float value[THREADS];
     __shared__ int place[THREADS];
@@ -575,7 +645,7 @@ static __global__ void choose_kernel(int *best, const float *logits, int n) {
     int mine = 0;
     for (int t = threadIdx.x; t < n; t += THREADS)
         if (logit[t] > logit[mine] || t == (int)threadIdx.x)
-            mine = t;
+            mine = t; /* A thread's first token is taken as it is. */
     value[threadIdx.x] = logit[mine];
     place[threadIdx.x] = mine;
     __syncthreads();
@@ -611,7 +681,7 @@ void choose_tokens(Sequence *begin, Sequence *end, float *x) {
 // The policy search needs this machine's constants. The CPU's clock measures a copy each way and a
 // product, from the call until the stream is done, each twice, since the first time also loads code
 // and touches memory. It is easy to miss that the CPU's and the disk's constants stay guesses;
-// scripts measure them for the engine.
+// cost/profile.c measures them for the engine.
 // -------------------------------------------------------------------------------------------------
 
 enum { SIDE = 2048, MEASURED = SIDE * SIDE * 8 }; /* bytes: two matrices of F16, one of floats */
@@ -627,7 +697,8 @@ static double copy_rate(void *to, const void *from) {
     return MEASURED / (now() - start);
 }
 
-/* Returns the operations a second of the first product that takes a millisecond, or the largest. */
+/* Doubles the side of a product until it takes a millisecond or has SIDE rows, and returns the
+ * operations a second of the last one. */
 static double product_rate(half *at) {
     const float one = 1, none = 0;
     half *b = at + SIDE * SIDE;

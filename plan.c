@@ -38,7 +38,7 @@ static void lay_out(Plan *p, RegionId id, Tier tier, Region r, bool in_checkpoin
     if (tier == TIER_DISK && !in_checkpoint)
         p->offload_bytes += r.bytes;
     p->total[tier] += r.bytes;
-    r.cell = p->ncells;
+    r.cell = p->ncells; /* 0 for the first region, weights on the GPU, which no op writes */
     p->ncells += id == KV_CACHE      ? (p->batches + p->policy.flights) * p->config.l
                  : id == ACTIVATIONS ? p->batches
                                      : r.slots;

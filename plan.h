@@ -21,8 +21,8 @@ typedef enum {
     KV_CACHE,         /* pages: (layer, K|V, page, token, h1) */
     KV_STAGING,       /* pages of one layer: on the GPU for attention; on the CPU if from disk */
     ACTIVATIONS,      /* at rest between two layers */
-    ACT_READING,      /* staging of the disk's activations on the CPU */
-    ACT_WRITING,      /* the same in the other direction */
+    ACT_READING,      /* landing of activations from disk */
+    ACT_WRITING,      /* and of those to disk */
     HIDDEN,           /* workspaces: x, the hidden state while it is computed */
     QKV,              /* q, k, v: the result of PROJECT, side by side */
     NEW_KV_PACKED,    /* new k, v as packed pages store them, before they leave the GPU */
@@ -41,7 +41,8 @@ typedef enum {
     SENDING,   /* hidden states for the next stage */
     CHOSEN,    /* sparse attention: the tokens whose V it reads */
     CHOSEN_PROBS, /* sparse attention: their softmax probabilities */
-    INDEX_TABLES, /* two for each batch: for its even and its odd sweeps */
+    INDEX_TABLES, /* say which position and page belongs to which row (Tables in batch.h); two for
+                     each batch: for its even and its odd sweeps */
     NEW_TOKENS,   /* each batch's next tokens */
     LOG_PROBS,    /* in a scored task: log-probabilities of the given tokens */
     GREEDY,       /* in a scored task, in place of NEW_TOKENS: the greedy choices */
@@ -67,7 +68,8 @@ typedef struct {
 typedef struct {
     Tensor home; /* tier DISK: in the checkpoint, or in the offload file (see copied_to_disk) */
     Bytes slab_offset; /* if home is not on the GPU: where it begins in the slab */
-    Bytes slab_bytes;  /* if home is not on the GPU: how long it is there (see give_home) */
+    Bytes
+        slab_bytes; /* if home is not on the GPU: its bytes there, with padding if it is the CPU */
 } WeightPlace;
 
 /* For the cost model: the work of all sweeps of one kind if no sequence stops early, as sums over
@@ -110,12 +112,12 @@ struct Plan {
     int packed_rows;            /* the most rows of a batch that uses packed weights directly */
 
     /* Batches: maxima over the task (branches/walk.c) */
-    int batches; /* flights times the batches of a block, to which the diagonal schedule adds one,
-                    through which topups enter */
+    int batches; /* of all flights: each has those of its block, and with the diagonal schedule
+                    the entrance */
     int max_rows, max_seqs; /* token rows and sequences of a batch */
     int head_rows;          /* rows of a batch that the head needs */
     int max_len;            /* the most tokens of a sequence: so many does a token attend to */
-    int off_rows, off_seqs; /* rows and sequences of a batch whose KV is not on the GPU */
+    int off_rows, off_seqs; /* the most rows, and sequences, of a batch with their KV off the GPU */
 
     /* The KV cache */
     Bytes kv_row;        /* bytes of a token's K (or V) in a page */
@@ -133,8 +135,7 @@ struct Plan {
     int piece_slots;  /* the slots of a piece's workspaces (QKV, ATTENDED), used in turn */
     int piece_rows;   /* the most rows of a piece */
     int head_chunk;   /* the most rows of logits that the head computes at a time */
-    Tier chooser;     /* chooses the next tokens: the GPU; the CPU if tokens are sampled, because
-                         kernels     only take the largest logit */
+    Tier chooser;     /* makes the next tokens of logits: the GPU, or, to sample them, the CPU */
 
     /* On a first reading stop here: the rest is for branches, reports and the cost model. */
     Bytes offload_bytes;        /* bytes of the offload file, a part of the disk's total */

@@ -30,7 +30,7 @@
  *
  * DIFFERS: some work of a call is done elsewhere. In prefill compute stores the new k and v, piece
  * by piece, and store_cache nothing. begin loads the cache of layer 0, and load_cache that of the
- * other layers. compute moves the rows of x that rest on the GPU, since they cross no link, and
+ * other layers. compute loads the rows of x that rest on the GPU, since they cross no link, and
  * load_activation the others.
  */
 static void store_activation(Run *run, int j, int k);
@@ -64,8 +64,9 @@ static void sweep(Run *run) {
             if (!synchronize(run))
                 return;
         }
-        if (!j && flight_is_empty(run->flight)) { /* as became known when the batches began */
-            keep_layer0(run); /* nothing was computed: as if this sweep had not been */
+        /* begin has just seen the last tokens: all sequences had ended, and nothing was computed */
+        if (!j && flight_is_empty(run->flight)) {
+            keep_layer0(run);
             return;
         }
     }
@@ -160,7 +161,8 @@ static void store_piece(Run *run) {
 }
 
 /* Stores the new k and v of a decoding batch (Figure 4); compute has stored those of a prefill,
- * piece by piece. */
+ * piece by piece. A batch that decodes is one piece: next_piece makes its views again, in the slot
+ * that it had. */
 static void store_cache(Run *run, int j, int k) {
     if (go_to_square(run, j, k) && !is_head(run, run->square.call.j) &&
         !run->square.batch->prefill && next_piece(run, run->square.batch->piece_turn))

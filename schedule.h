@@ -52,10 +52,12 @@
  * rests on GPU, CPU and disk, and so do their activations. Each has 5 past tokens and a new one in
  * pages 1 and 4 of its tier, of 4 tokens: rows 4-7 and 16-17. A row of x, q, k or v has 64 bytes.
  * A line is an op: its lane, the bytes that cross a link, the rows that it writes <- those that it
- * reads. KV_CACHE[1] is layer 1. Other brackets are slots: [0] is 28 mod 2 (Square.turn), and [1]
- * is 22 mod 3 (Batch.piece_turn). Rows of pages are those of K; V has the same. Loads are posted in
- * the square before this one, and stores in the next. `project` and `finish` stand for layer norms
- * and products. If the CPU attends, the ops with - are left out (listing square):
+ * reads. KV_CACHE[1] is layer 1. Other brackets are slots: [0] is 28 mod 2 (Square.turn: two
+ * sweeps of 4 columns, the head's included, a column and a square), and [1] is 22 mod 3
+ * (piece_turn: the head has no pieces). Prompts have 4 tokens: the rows of batch 1 begin at 4 on
+ * each tier. Rows of pages are those of K; V has the same. Loads are posted in the square before
+ * this one, and stores in the next. `project` and `finish` stand for layer norms and products. If
+ * the CPU attends, the ops with - are left out (listing square):
  *   load_cache
  *   - C_LOAD  copy    1024 GPU KV_STAGING[0] 0-3, 4-7 <- CPU KV_CACHE[1] 4-7, 16-19
  *     C_READ  copy    1024 CPU KV_STAGING[0] 0-3, 4-7 <- disk KV_CACHE[1] 4-7, 16-19
@@ -197,14 +199,13 @@ Call call_of(Call square, Lane lane, Kind kind);
 /* Posts a copy of one view. */
 void post_copy(Run *run, Call call, Tensor dst, Tensor src);
 
-/* Adds data to those that `carry` will post: where it is near the processor that uses it, its
- * landing on the CPU (of use only if home is the disk), and its home. If the CPU is near, where it
- * attends, `near` is not used: the data goes no farther than to its landing. */
-void add_way(Run *run, Tensor near, Tensor landing, Tensor home, bool store);
-/* Adds the rows of a route. A load brings row leg->home to row leg->gpu. A store takes all rows
- * from where they lie at home, too, as b2 does in the picture above store_rows: row 4 on both
- * sides. */
-void add_route(Run *run, const Route *route, Tensor near, Tensor landing, Tensor home, bool store);
+/* Adds data to those that `carry` will post: where it is used, its landing on the CPU (needed only
+ * if home is the disk), and its home. What is used on the CPU, where it attends, goes no farther
+ * than to its landing. */
+void add_way(Run *run, Tensor used, Tensor landing, Tensor home, bool store);
+/* Adds the rows of a route. A load brings row leg->home to row leg->gpu. A store takes row
+ * leg->home to row leg->home: before it is stored, x lies as ACTIVATIONS do. */
+void add_route(Run *run, const Route *route, Tensor used, Tensor landing, Tensor home, bool store);
 /* Posts what has been added, on call.lane and the disk's lane that belongs to it. */
 void carry(Run *run, Call call);
 

@@ -88,7 +88,7 @@ PageTable home_pages(const Run *run, Tier tier) {
     int j = run->square.call.j;
     const PagePool *pool = &f->pool[tier];
     const Tables *tables = batch_tables(b, tier);
-    /* up to the last page that was ever used: only these count in the measured peak */
+    /* up to the last page that was ever used, so that the measured peak counts no others */
     PageTable t = plan_pages(run->plan, KV_CACHE, tier, 2 * j, pool->first + pool->peak);
     t.pages = tables->pages;
     t.len = tables->len;
@@ -159,22 +159,22 @@ PageTable table_rows(PageTable table, int first, int n) {
  * PROJECT or FINISH. */
 // clang-format on
 
-void add_way(Run *run, Tensor near, Tensor landing, Tensor home, bool store) {
+void add_way(Run *run, Tensor used, Tensor landing, Tensor home, bool store) {
     Tensor below = home;
     if (home.tier == TIER_DISK) {
         below = landing;
         run->nfar = store ? add_move(run->far, run->nfar, home, landing)
                           : add_move(run->far, run->nfar, landing, home);
     }
-    if (near.tier == TIER_GPU)
-        run->nnear = store ? add_move(run->near, run->nnear, below, near)
-                           : add_move(run->near, run->nnear, near, below);
+    if (used.tier == TIER_GPU)
+        run->nnear = store ? add_move(run->near, run->nnear, below, used)
+                           : add_move(run->near, run->nnear, used, below);
 }
 
-void add_route(Run *run, const Route *route, Tensor near, Tensor landing, Tensor home, bool store) {
+void add_route(Run *run, const Route *route, Tensor used, Tensor landing, Tensor home, bool store) {
     for (const Leg *leg = route->leg; leg < route->leg + route->n; leg++) {
         int row = store ? leg->home : leg->gpu;
-        add_way(run, tensor_rows(near, row, leg->rows), tensor_rows(landing, row, leg->rows),
+        add_way(run, tensor_rows(used, row, leg->rows), tensor_rows(landing, row, leg->rows),
                 tensor_rows(home, leg->home, leg->rows), store);
     }
 }
@@ -184,11 +184,12 @@ void carry(Run *run, Call call) {
     Op near = op_copy(call, run->near, run->nnear);
     call.lane = disk_lane[call.lane];
     Op far = op_copy(call, run->far, run->nfar);
-    if (run->nfar && near.lane != STORE)
+    bool load = near.lane != STORE; /* begins with the far hop, a store with the near one */
+    if (run->nfar && load)
         post(run->poster, far);
     if (run->nnear)
         post(run->poster, near);
-    if (run->nfar && near.lane == STORE)
+    if (run->nfar && !load)
         post(run->poster, far);
     run->nnear = run->nfar = 0;
 }

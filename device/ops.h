@@ -62,7 +62,7 @@ struct Call {
     Kind kind;
     bool prefill;       /* the batch is in prefill; for weights, the same as prefill_sweep */
     bool prefill_sweep; /* some batch is in prefill in the sweep that posts the op */
-    bool delegated;     /* the CPU attends for the batch; never in prefill */
+    bool delegated;     /* the CPU attends for its sequences off the GPU; never in prefill */
     int i, j, k;        /* sweep, layer, place of the batch in the sweep */
     int batch;          /* number of the batch, in the order in which batches enter; for weights
                            that load, of the batch at place k of the sweep that posts the op */
@@ -80,8 +80,8 @@ typedef struct Depend Depend;
 
 /* Opens a record of ncells cells, none of which has been used. */
 Depend *depend_open(int ncells);
-/* Makes later readers of cell `to` also come after the past writers of cell `from`, and later
- * writers after all its past users. */
+/* Makes later users of a cell come after the past users of another, too: pages pass from there to
+ * here. */
 void depend_join(Depend *d, int to, int from);
 void depend_close(Depend *d);
 

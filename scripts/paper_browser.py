@@ -77,6 +77,13 @@ def visit(b, pictures):
     expect("the arrow and k go back", at_top(b, "A.3-gtoc-p"), b.js("location.hash"))
     press(b, "ArrowRight")
     expect("the arrow goes on", at_top(b, "A.3-dtoc-p"), b.js("location.hash"))
+    b.js("document.querySelector('a[href=\"#A.3-dtoc\"]').click()")
+    b.wait("location.hash === '#A.3-dtoc-p'")
+    expect("so does a link with a short address", at_top(b, "A.3-dtoc-p"), b.js("location.hash"))
+    go(b, "#A.3-dtoc-g")
+    cuts = b.js("[...document.querySelectorAll('[id=\"A.3-dtoc-g\"] .code i')].map(i =>"
+                " i.textContent.trim().split('line ')[1] + ' ' + i.nextElementSibling.style.counterSet.split(' ')[1]).join('; ')")
+    expect("a cut in the code has the number of the next line", cuts != "" and all(len(set(c.split())) == 1 for c in cuts.split("; ")), cuts)
     go(b, "#figure-4")
     expect("a whole address goes to its station", at_top(b, "figure-4"))
     columns = b.js("[...document.querySelectorAll('#figure-4 .column')].map(c => Math.round(c.getBoundingClientRect().top)).join()")

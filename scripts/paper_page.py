@@ -8,7 +8,7 @@
 
 docs/paper.txt begins with its own form. Code is found by the names of functions and types, when the page is made. What the page says
 of the program is checked each time: every function that a station names exists, every number in bold stands in what the station's
-commands print (suite tour runs these), README.md's table leads to a station of each chapter in the page's order, and every file of
+commands print (suite tour runs these), these write the files in /tmp that they read, README.md's table leads to a station of each chapter in the page's order, and every file of
 code that docs/READING.md has in the trunk and every file with a comment DIFFERS is at some station.
 The four parts below are the source, the formulas, the code, and the page itself.
 
@@ -232,7 +232,7 @@ def coloured(text):
 
 def starts_definition(lines, n, name):
     """True if a definition of that name begins in line n: of a function, a test or a type."""
-    line = lines[n]
+    line = re.sub(r"^__global__ void __launch_bounds__\([^)]*\)", "void", lines[n])
     if re.match(rf"TEST\({name}\)", line) or re.match(rf"(SHARED )?(struct|enum|union) {name} \{{", line) or re.match(rf"typedef .*\}} {name};", line):
         return True
     if re.match(rf"[A-Za-z][^;(]*?\b{name}\(", line):
@@ -292,7 +292,7 @@ def listing(path, name, wanted):
     for (n, _), line in zip(lines, marked):
         jump = f' style="counter-set:n {n}"' if last is None or n != last + 1 else ""
         if last is not None and n != last + 1:
-            out.append("<i>&#8943;\n</i>")
+            out.append(f"<i>&#8943; line {n}\n</i>")
         out.append(f"<code{jump}>{line}\n</code>")
         last = n
     return (f'<figure class="code"><figcaption><a href="../{path}#L{first}">{path}</a>, line {first}: <b>{name}</b></figcaption>'
@@ -319,6 +319,16 @@ def is_printed(number, printed):
     return any(p == number or ("." in number and f"{float(p):.{places}f}" == number) for p in NUMBER.findall(printed))
 
 
+def check_alone(s):
+    """Each file in /tmp that a station's commands read was written by one of them."""
+    written = set()
+    for writes, path in re.findall(r"(>|tee |--trace |mkdir -p )?(/tmp/[\w./-]+)", "\n".join(s.listing)):
+        if writes:
+            written.add(path)
+        elif path not in written:
+            raise Fault(f"{s.id}: none of its commands writes {path}")
+
+
 def check_station(s, known):
     """known: all words of the sources."""
     missing = [field for field in NEEDED if not s.text(field)]
@@ -326,6 +336,7 @@ def check_station(s, known):
         raise Fault(f"{s.id}: lacks {', '.join(missing)}")
     if not any(line.startswith("$ ") for line in s.listing):
         raise Fault(f"{s.id}: has no command")
+    check_alone(s)
     printed = "\n".join(s.printed)
     for bold in re.findall(r"\*\*([^*]+)\*\*", s.text("number")):
         if not all(is_printed(number, printed) for number in NUMBER.findall(bold)):
@@ -391,7 +402,7 @@ def check_differs(all_stations, sources):
 
 
 def check(all_stations):
-    paths = glob.glob("*.[ch]") + glob.glob("*/*.[ch]") + glob.glob("hardware/*.json")
+    paths = glob.glob("*.[ch]") + glob.glob("*.cu") + glob.glob("*/*.[ch]") + glob.glob("hardware/*.json")
     sources = {path: read(path) for path in sorted(paths) if not path.startswith("tests/")}
     known = set(re.findall(r"\w+", "\n".join(sources.values())))
     ids = [s.id for s in all_stations]
@@ -441,7 +452,8 @@ def code(s):
 def also(s):
     parts = []
     for path, names in places(s, "also"):
-        functions = ", ".join(f"<code>{name}</code>" for name, _ in names)
+        lines = {name: definition(path, name)[1] for name, _ in names}
+        functions = ", ".join(f'<a href="../{path}#L{n}"><code>{name}</code></a>, line {n}' for name, n in lines.items())
         parts.append(f'<a href="../{path}"><code>{path}</code></a>{": " + functions if functions else ""}')
     return f'<p class="also"><strong>See also.</strong> {"; ".join(parts)}.</p>' if parts else ""
 
@@ -491,12 +503,14 @@ INTRO = """
 <p>This page stands beside Sheng et al., <em>High-throughput Generative Inference of Large Language Models with a Single GPU</em>
 (<a href="https://arxiv.org/abs/2303.06865">arXiv 2303.06865</a>), in the paper's order. A station is one place that this program
 implements: what the paper says there, its formula, the code of <code>mini.c</code> and of the engine, what is easy to miss, where
-the program departs from the paper, a number from a run, and the exercise about it. Blue letters are the fractions that the linear
+the program departs from the paper, a number from a run, and the exercise about it, if there is one. Where lines of code are left out,
+&#8943; stands, with the number of the line that follows. Blue letters are the fractions that the linear
 program may choose, as in the paper. <code>ctog</code>, <code>gtoc</code>, <code>dtoc</code> and <code>ctod</code> are the links from
 CPU to GPU, back, from disk to CPU, and back; <code>^p</code> is prefill and <code>^g</code> is generation.</p>
 <p class="keys">Keys: <kbd>j</kbd> or <kbd>&#8594;</kbd> goes to the next station, <kbd>k</kbd> or <kbd>&#8592;</kbd> to the one before,
-<kbd>c</kbd> to the contents. The address names the station: <a href="#A.3-dtoc">#A.3-dtoc</a>. To run a command, run <code>make</code> and
-<code>make mini</code> first, and stay in the repository's folder. Printed, the page is a booklet; <code>make booklet</code> writes it as PDF.</p>
+<kbd>c</kbd> to the contents. The address names the station, such as <a href="#A.3-dtoc-g">#A.3-dtoc-g</a>. A short one goes to the
+first station that begins so: <a href="#A.3-dtoc">#A.3-dtoc</a> to that of prefill. To run a command, run <code>make</code> and <code>make
+mini</code> first, and stay in the repository's folder; the commands of a station need no other station's. Printed, the page is a booklet; <code>make booklet</code> writes it as PDF.</p>
 """
 
 

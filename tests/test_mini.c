@@ -848,6 +848,33 @@ TEST(the_slice_of_a_copy_has_no_time_of_kernels) {
     CU_ASSERT(copying > 0 && copying < before);
 }
 
+/* With sparse attention v of a delegated sequence comes from the disk while the GPU attends for another one. The main
+ * thread, which has posted that, does not wait for it: in most squares the time from the first copy of v to the last one is
+ * short beside the time before them. */
+TEST(late_v_does_not_wait_for_kernels) {
+    int squares = 0, slow = 0;
+    const char *path = text_of("%s/trace.json", temp_dir());
+    if (!getenv(EMULATED)) return;
+    done(EMULATED,
+         text_of(TINY " abcdefgh jklmnopqrstuvwxyzabcdefghjklmnopqrstuvwxyzabcdefghjklmnopqrstuvwxyz --max-tokens 6 "
+                      "--threads 1 --percent 100 0 85 0 100 0 --cpu-cache-compute --attn-sparsity .3 --trace %s",
+                 path));
+    const int n = read_slices(path);
+    for (const Bar *square = slices; square < slices + n; square++) {
+        const Bar *first = NULL, *last = NULL;
+        if (square->row != COMPUTES) continue;
+        for (const Bar *c = slices; c < slices + n; c++)
+            if (c->row == COMPUTES + 1 + DTOC && !strcmp(c->name, "compute") && c->i == square->i && c->j == square->j) {
+                first = first ? first : c;
+                last = c;
+            }
+        if (!first) continue;
+        slow += last->end - first->begin > (first->begin - square->begin) / 3;
+        squares++;
+    }
+    CU_ASSERT(squares > 0 && 2 * slow < squares);
+}
+
 /* Where only percentages are given, a batch has 32 sequences, and a block one batch. */
 TEST(a_batch_has_32_sequences_unless_it_is_said) {
     char words[33 * 2 + 1] = "";

@@ -659,8 +659,8 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
 }
 
 /* The page beside the paper is not made if its source says what is not so: a function, a line or an exercise that there is
- * not, a number that no command prints, a station that is not whole, a place of README.md's table or a file of the trunk
- * without a station. */
+ * not, a number that no command prints, a file that no command of the station writes, a station that is not whole, a place
+ * of README.md's table or a file of the trunk without a station. */
 TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
     static const struct {
         const char *change, *said; /* of sed; the line but for its beginning */
@@ -671,6 +671,7 @@ TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
         {"s/[*][*]24[*][*]/**25**/", "figure-4: **25** is in nothing that its commands print"},
         {"s/^    gtoc: 30720 bytes/    gtoc: 30721 bytes/", "3-prefill: **30720** is in nothing that its commands print"},
         {"/^@ figure-2/,/^$/{/^miss/d}", "figure-2: lacks miss"},
+        {"/^@ figure-2/,/^$/s,--trace .tmp.,--trace ,", "figure-2: none of its commands writes /tmp/paper.json"},
         {"/^@ figure-2/,/^$/s/^place /paper /", "figure-2: a line begins with paper; expected"},
         {"/^@ A.3-nvme/,$s/^number .*/number/", "A.3-nvme: lacks number"},
         {"s/^@ figure-4 /@ figure-5 /", "README.md: leads to no station: | [Figure 4](docs/paper.html#figure-4)"},
