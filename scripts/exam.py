@@ -211,7 +211,7 @@ def build_script(exam, kit, work):
         cu, = exam["files"]
         source = "%s/flexgen.cpp" % work
         if cu == "mini.cu":
-            source = "-DGPU -DCUDA_CPU_TABLE=0 -DMINI_CU='\"mini.cpp\"' %s/include/tests/mini_kernels.cpp" % kit
+            source = "-DGPU -DCUDA_CPU_TABLE=0 -DMINI_CU='\"mini.cpp\"' -I%s/include/emulated %s/include/tests/mini_kernels.cpp" % (kit, kit)
         c.append("sed -E -f %s/include/tests/cuda2cpp.sed %s/%s >%s/%s" % (kit, work, cu, work, cu.replace(".cu", ".cpp")))
         c.append("$CXX -std=c++17 -O0 -w -fno-strict-aliasing %s -isystem %s -include %s/include/tests/cuda_cpu.h -c %s "
                  "-o %s/0.o" % (include, cuda_include(), kit, source, work))

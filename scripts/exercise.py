@@ -372,8 +372,8 @@ def make_kit(dir, original, exercises, numbers):
     for path, text in original.items():
         if path.endswith(".h") or path in ("tests/exam_lp.c", "tests/exam_mini.c", "tests/mini_kernels.cpp", "tests/cuda2cpp.sed"):
             write_new(os.path.join(dir, "include", path), None, text)
-    # of mini.c what mini.cu includes
-    write_new(os.path.join(dir, "include", "mini.c"), None, original["mini.c"].partition("#ifndef __cplusplus")[0])
+    # of mini.c what mini.cu includes, where no other exam looks for it
+    write_new(os.path.join(dir, "include", "emulated", "mini.c"), None, original["mini.c"].partition("#ifndef __cplusplus")[0])
     for spec, _ in exams:
         if dir != home:
             for name in spec["objects"]:
