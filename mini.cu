@@ -67,7 +67,8 @@ void fill(uint8_t *to, Weight *w);
 // A GPU runs one function in many threads. These are not threads of the system: there are thousands
 // at a time, and each does very little. They are ordered in three steps:
 //
-//   warp    32 threads that run in step and can read each other's registers (__shfl_xor_sync)
+//   warp    32 threads that usually run in step, and can read each other's registers
+//           (__shfl_xor_sync, whose first argument says which of them take part)
 //   block   threads that share memory and wait for each other (__syncthreads), here always 128
 //   grid    all blocks of a launch, which are independent of each other
 //
@@ -79,6 +80,7 @@ void fill(uint8_t *to, Weight *w);
 //   threadIdx.x  is the number of this thread in its block, from 0 on.
 //   blockIdx     is the place of this block in the grid, (x, y); gridDim is the grid's size.
 //   dim3         is a size of up to three numbers; a single number n is (n, 1, 1).
+//   half         is F16; __float2half rounds to it, __half2float widens it.
 //
 //   kernel<<<blocks, threads, extra, stream>>>(arguments)
 //
@@ -86,25 +88,26 @@ void fill(uint8_t *to, Weight *w);
 // that the kernel does not declare itself, here 0; and the stream, see the next chapter. The call
 // returns before the kernel has run.
 //
-// A block takes a row where there is a sum over the row, and otherwise each thread takes a number.
-// Why 128 threads? A block should be a few whole warps, so that a GPU's processor has other warps
-// to run while one waits for memory. But a head has 64 to 128 numbers, so most of a larger block
-// would be idle in attention. It is easy to miss that threads of the last block may have no number:
-// so such kernels begin with a comparison.
+// A block takes a row, or a head of a row; in other kernels a thread takes a number, a group or a
+// token. Why 128 threads? A GPU has some dozens of processors, each of which runs whole blocks and
+// goes to another warp while one waits for memory: so a block should be a few warps. But a head has
+// 64 to 128 numbers, so most of a larger block would be idle in the sums of attention. It is easy
+// to miss that threads of the last block may have no number: so such kernels begin with a
+// comparison.
 // -------------------------------------------------------------------------------------------------
 
 enum { WARP = 32, THREADS = 128, GROUP_BYTES = 4 + GROUP / 2 };
 
 /* Launches a kernel in blocks of THREADS on the calling thread's stream, unless it has no work. */
-#define LAUNCH(kernel, grid, ...)                                          \
-    do {                                                                   \
-        dim3 blocks = grid;                                                \
-        if (!blocks.x || !blocks.y)                                        \
-            break;                                                         \
-        kernel<<<blocks, THREADS, 0, stream()>>>(__VA_ARGS__);             \
-        cudaError_t error = cudaGetLastError();                            \
-        if (error)                                                         \
-            die(1, "%s: %s; " REMEDY, #kernel, cudaGetErrorString(error)); \
+#define LAUNCH(kernel, grid, ...)                                                 \
+    do {                                                                          \
+        dim3 blocks = grid;                                                       \
+        if (!blocks.x || !blocks.y)                                               \
+            break;                                                                \
+        kernel<<<blocks, THREADS, 0, stream()>>>(__VA_ARGS__);                    \
+        cudaError_t error = cudaGetLastError(); /* of a launch that is refused */ \
+        if (error)                                                                \
+            die(1, "%s: %s; " REMEDY, #kernel, cudaGetErrorString(error));        \
     } while (0)
 
 /* Returns the blocks for n threads. */
@@ -132,7 +135,8 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 //   choose_tokens()                The CPU needs the tokens.
 //   make_move()                    A mover has made its move.
 //
-// With --no-overlap the main thread makes the moves, too, and all is in its one stream.
+// The first two wait even where nothing is delegated, and are not needed then. With --no-overlap
+// the main thread makes the moves, too, and all is in its one stream.
 //
 // The GPU waits for a copy only if the copy is before its next kernel in the same stream. No stream
 // waits for another: synchronize() has seen that the movers' copies have arrived before it lets the
@@ -141,8 +145,8 @@ static __device__ size_t number(void) { return blockIdx.x * (size_t)THREADS + th
 //
 // It is easy to miss that only pinned memory, which the system never moves or swaps out, is copied
 // behind the CPU's back. So the whole tier of the CPU is pinned. The disk's is a mapped file, which
-// cannot be: its bytes bounce, which means that they pass through a small pinned buffer. Each
-// thread that needs one has one, and --cpu-mem does not count it.
+// pinning would hold in memory as a whole: its bytes bounce, which means that they pass through a
+// small pinned buffer. Each thread that needs one has one, and --cpu-mem does not count it.
 // -------------------------------------------------------------------------------------------------
 
 enum { BOUNCE = 4 << 20, PIECE = BOUNCE / 4 };
@@ -185,7 +189,7 @@ static void pass_bounce(Place to, Place from, size_t bytes) {
         CUDA(cudaHostAlloc((void **)&bounce, BOUNCE, cudaHostAllocDefault));
     for (size_t done = 0, n; done < bytes; done += n) {
         n = min(bytes - done, (size_t)PIECE);
-        if (bounce_used + n > BOUNCE) { /* The first piece's place is free when all have gone. */
+        if (bounce_used + n > BOUNCE) { /* full: wait for its pieces, and begin it again */
             CUDA(cudaStreamSynchronize(stream()));
             bounce_used = 0;
         }
@@ -275,13 +279,17 @@ void fill_weight(Weight *w) {
 // Products (section 3)
 //
 // The paper calls cuBLAS for its products, and so do we: it multiplies F16 by F16 on tensor cores,
-// which is where a GPU's speed is, and adds up and returns floats. So each product first rounds x
-// to F16, and unpacks weights that are packed, a whole tensor. mini.c's floats stay floats; where
-// two logits are nearly equal, the two programs may therefore choose different tokens. It is easy
-// to miss that cuBLAS takes a matrix to lie in memory column after column, where ours lie row after
-// row. It therefore sees the transpose of each of ours. We want y = x w^T, which is (m, n) = (m, k)
-// (k, n), so we ask for y^T = w x^T, which is (n, m) = (n, k) (k, m). What cuBLAS sees as x^T and
-// y^T is what it needs; but it sees w^T, and has to transpose that.
+// units for small matrices, which is where a GPU's speed is, and adds up and returns floats. So
+// each product first rounds x to F16, and unpacks weights that are packed, a whole tensor. mini.c's
+// floats stay floats; where two logits are nearly equal, the two programs may therefore choose
+// different tokens. It is easy to miss that cuBLAS takes a matrix to lie in memory column after
+// column, where ours lie row after row. It therefore sees the transpose of each of ours. We want y
+// = x w^T, so we ask for its transpose, y^T = w x^T:
+//
+//     ours in memory    cuBLAS sees     the product needs
+//     w (n, k)          w^T (k, n)      w (n, k): transpose it
+//     x (m, k)          x^T (k, m)      x^T (k, m)
+//     y (m, n)          y^T (n, m)      y^T (n, m)
 // -------------------------------------------------------------------------------------------------
 
 static cublasHandle_t cublas;
@@ -302,8 +310,8 @@ void place_buffers(size_t rows) {
     scratch = (float *)take(TIER_CPU, threads * scratch_floats * sizeof(float));
 }
 
-/* Rounds n numbers to F16; a thread each. A faster one does eight numbers a thread, or none at all:
- * flexgen.cu's layernorm_kernel writes F16 itself. */
+/* Rounds n numbers to F16; a thread each. A faster one does eight numbers a thread. flexgen.cu does
+ * not need it: its layernorm_kernel writes F16 itself. */
 static __global__ void narrow_kernel(half *to, const float *from, size_t n) {
     size_t e = number();
     if (e < n)
@@ -311,8 +319,9 @@ static __global__ void narrow_kernel(half *to, const float *from, size_t n) {
 }
 
 /* Unpacks (rows / GROUP, cols) groups, whose bytes packed_bytes() of mini.c describes, to (rows,
- * cols); a thread a group, whose neighbours write neighbouring columns. A faster one never writes
- * them: packed_linear_kernel unpacks in registers, right before it multiplies. */
+ * cols); a thread a group. Neighbouring threads write neighbouring columns, which memory takes
+ * together. A faster one never writes them: packed_linear_kernel unpacks in registers, right before
+ * it multiplies. */
 static __global__ void unpack_kernel(half *to, const uint8_t *from, size_t groups, int cols) {
     size_t g = number();
     if (g >= groups)
@@ -328,18 +337,18 @@ static __global__ void unpack_kernel(half *to, const uint8_t *from, size_t group
 }
 
 /* Computes y = x w^T + beta y, for x (rows, w->cols) and y (rows, w->rows). cuBLAS takes 19
- * arguments: the handle; whether to transpose the two factors, w and not x; the three sizes n, m
- * and k, as named above; a number that the product is multiplied by, 1; w, x, beta and y, each
- * matrix with its type and the length of a column as cuBLAS sees it; in which type to add up; and
- * which of its methods to take. */
+ * arguments: the handle; whether to transpose the two factors, w and not x; the sizes n, m and k,
+ * here w->rows, rows and w->cols; a number that the product is multiplied by, 1; w, x, beta and y,
+ * each matrix with its type and the length of a column as cuBLAS sees it; in which type to add up;
+ * and which of its methods to take. */
 static void multiply(float *y, const float *x, Weight *w, int rows, float beta) {
     const float one = 1;
     const uint8_t *bytes = weight_at(w);
     const half *plain = (const half *)bytes;
-    size_t n = (size_t)rows * w->cols, groups = (size_t)w->rows / GROUP * w->cols;
+    size_t numbers = (size_t)rows * w->cols, groups = (size_t)w->rows / GROUP * w->cols;
     if (!rows)
         return;
-    LAUNCH(narrow_kernel, blocks_of(n), x_half, x, n);
+    LAUNCH(narrow_kernel, blocks_of(numbers), x_half, x, numbers);
     if (w->packed) {
         LAUNCH(unpack_kernel, blocks_of(groups), w_half, bytes, groups, w->cols);
         plain = w_half;
@@ -363,8 +372,8 @@ static void multiply(float *y, const float *x, Weight *w, int rows, float beta) 
  * bits, says that all 32 take part.) Then each thread adds the sums of the warps. */
 static __device__ float join_block(float mine, bool most) {
     __shared__ float part[THREADS / WARP];
-    for (int lane = WARP / 2; lane; lane /= 2) {
-        float other = __shfl_xor_sync(~0u, mine, lane);
+    for (int distance = WARP / 2; distance; distance /= 2) {
+        float other = __shfl_xor_sync(~0u, mine, distance);
         mine = most ? fmaxf(mine, other) : mine + other;
     }
     __syncthreads(); /* An earlier call's parts have been read. */
@@ -450,21 +459,21 @@ void round_to_f16(float *x, size_t n) { LAUNCH(round_kernel, blocks_of(n), x, n)
 // Attention that is delegated stays mini.c's, and the CPU computes it while the GPU attends for the
 // other sequences: attend() waits for no stream.
 //
-// Shared memory has 32 banks, and word n is in bank n % 32. When threads of a warp ask for
+// Shared memory has 32 banks of 4 bytes: float n is in bank n % 32. When threads of a warp ask for
 // different words of one bank, they are served one after the other: a bank conflict. There is none
 // here, since neighbours write neighbouring weights, and all threads read the same weight at once.
 // weight[32 * threadIdx.x] would have one.
 //
 // It is easy to miss that at one time the threads of a warp read one number each of 32 keys, which
 // lie a whole row of nh heads apart. Memory gives at least 32 bytes for each, of which one number
-// is used now; the others are used only if they are still in the GPU's cache when the next ones are
-// asked for.
+// is used now; the others are used only if the processor's own cache still has them when the next
+// ones are asked for.
 // -------------------------------------------------------------------------------------------------
 
 enum Form { FLOATS, HALVES, GROUPS }; /* of numbers in memory */
 
-/* Packs heads of hd numbers; a thread each. A faster one gives a group a warp, whose lanes find the
- * least and the largest number together: flexgen.cu's pack_kernel. */
+/* Packs heads of hd numbers; a thread each. A faster one gives a group a warp, whose threads find
+ * the least and the largest number together: flexgen.cu's pack_kernel. */
 static __global__ void pack_kernel(uint8_t *to, const float *x, size_t heads, int hd, int bytes) {
     size_t head = number();
     if (head >= heads)
@@ -519,8 +528,8 @@ static __device__ float score_of(const float *query, const uint8_t *key, Form fo
     return dot / sqrtf(hd);
 }
 
-/* Writes the scores (nh, len) of one row; grid (blocks_of(len), nh), a thread a token. k is that of
- * attend_kernel. */
+/* Writes the scores (nh, len) of one row; grid (blocks_of(len), nh), a thread a token. k is
+ * (len, nh, head_bytes). */
 static __global__ void score_kernel(float *score, const float *x_q, const uint8_t *k, Form form,
                                     int head_bytes, int len, int hd) {
     int t = number(), head = blockIdx.y, heads = gridDim.y;
@@ -531,7 +540,7 @@ static __global__ void score_kernel(float *score, const float *x_q, const uint8_
 
 /* Keeps the newest token, and of those before it the `top` with the largest scores, of equal ones
  * the earlier; grid (blocks_of(len), nh), a thread a token. A faster one does not compare each with
- * each, but finds the last score that is kept by halving: select_kernel. */
+ * each, but finds the least score that is kept by bisection: flexgen.cu's select_kernel. */
 static __global__ void keep_kernel(bool *kept, const float *score, int len, int top) {
     int t = number(), head = blockIdx.y, better = 0;
     score += head * len;
@@ -612,10 +621,10 @@ void attend_on_gpu(Sequence *begin, Sequence *end) {
 // The first and the last step of a token (section 3)
 //
 // Token ids are the CPU's, and the GPU needs them to find rows of a table; its choice goes back the
-// same way. CUDA lets kernels use pinned memory by its address, so both read and write `ids` where
-// it is, over the link, and no copy is asked for. It is easy to miss that the CPU may read `ids`
-// only after await(). Without delegation, this is the one place where the CPU cannot go on before
-// it has numbers that the GPU has computed; with delegation, attention() is another one.
+// same way. CUDA lets kernels use pinned memory by its address, so embed_kernel reads `ids` and
+// choose_kernel writes it where it is, over the link, and no copy is asked for. It is easy to miss
+// that the CPU may read `ids` only after await(). Without delegation the main thread needs numbers
+// that the GPU has computed only here: its other waits keep the order.
 // -------------------------------------------------------------------------------------------------
 
 /* Computes x = token's row + position's row, for x (rows, n); a block a row. flexgen.cu's
