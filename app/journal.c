@@ -50,8 +50,9 @@ static int open_locked(Journal *j, Error *err) {
     if (!locked || !st.st_nlink)
         return fail(err, EXIT_USAGE, "%s: another job is writing there; wait for its end", j->path);
     j->size = st.st_size;
+    errno = 0;
     j->identity = file_identity(j->path);
-    return 0;
+    return errno ? journal_fault(j, "read", err) : 0;
 }
 
 /* Reads the first line. A file that ends within it belongs to a job that was killed at its
@@ -176,8 +177,12 @@ int journal_sync(const Journal *j, Error *err) {
 static bool is_there(const Journal *j) { return file_identity(j->path) == j->identity; }
 
 int journal_end(Journal *j, const char *state, Error *err) {
-    if (!is_there(j))
-        return 0;
+    errno = 0;
+    if (!is_there(j)) /* it was removed, or cannot be looked at */
+        return errno && errno != ENOENT
+                   ? fail(err, EXIT_FAILED, "%s: cannot be ended: %s; --resume ends it", j->path,
+                          strerror(errno))
+                   : 0;
     FILE *out = output_open("--output", j->path, err);
     if (!out)
         return -1;

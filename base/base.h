@@ -88,8 +88,13 @@ __attribute__((weak)) const char *speaker = "flexgen";
         }                                                                                \
     } while (0)
 
+/* True once memory has run out. What text streams hold is then of no use any more, and they take
+ * nothing when the end of the program flushes them. */
+__attribute__((weak)) bool memory_ran_out;
+
 static inline void *out_of_memory(size_t count, size_t size) {
     flockfile(stderr); /* for good: other threads that find no memory wait here for the end */
+    memory_ran_out = true;
     fprintf(stderr,
             "%s: out of memory (%zu x %zu bytes); close other programs or use a smaller task\n",
             speaker, count, size);

@@ -364,7 +364,8 @@ size_t program_path(char *path, size_t size) {
 }
 
 static ssize_t append(void *text, const char *bytes, size_t n) {
-    text_append(text, bytes, n);
+    if (!memory_ran_out)
+        text_append(text, bytes, n);
     return n;
 }
 
@@ -498,7 +499,8 @@ size_t program_path(char *path, size_t size) {
 }
 
 static int append(void *text, const char *bytes, int n) {
-    text_append(text, bytes, n);
+    if (!memory_ran_out)
+        text_append(text, bytes, n);
     return n;
 }
 

@@ -548,7 +548,9 @@ TEST(the_score_of_a_line_is_a_sum_of_the_plain_forward) {
         for (size_t j = 0; j < COUNT(policies); j++) {
             const Score score = line_score(&jobs[j], &jobs[j].request[request]);
             CU_ASSERT(score.tokens == plain.tokens && score.missed == plain.missed);
-            CU_ASSERT(fabs(score.nll - plain.nll) <= 1e-4 * plain.tokens);
+            /* Each instruction set adds in an order of its own, so that other numbers of K and V round up in F16: measured
+             * 2.2e-5 of the sum and 3e-7 a token at most (AVX-512, AVX2, SSE2). */
+            CU_ASSERT(fabs(score.nll - plain.nll) <= 1e-5 * plain.tokens + 4e-5 * fabs(plain.nll));
         }
         free(ids), free(alone), free(text);
     }
