@@ -462,7 +462,7 @@ static void list_rows(const Rows *rows, const Rows *other, char mark) {
     const char *call = "";
     for (const Row *r = rows->row; r < rows->row + rows->n; r++) {
         bool in_both = false;
-        char moved[20] = "";
+        char moved[24] = "";
         for (int o = 0; o < other->n; o++) in_both |= same_row(r, &other->row[o]);
         if (in_both && mark == '+') continue;
         if (strcmp(call, r->call) != 0) fprintf(out, " *   %s\n", call = r->call);
