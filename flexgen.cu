@@ -2134,9 +2134,11 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
             load(kernels[i]);
     for (const auto &packed : packed_kernels) {
         load(packed.kernel);
+        if (e)
+            break;
         g->since_80 = attributes.ptxVersion >= 80;
         size_t shared = packed.shared[g->since_80];
-        if (e || shared + attributes.sharedSizeBytes > most)
+        if (shared + attributes.sharedSizeBytes > most)
             continue;
         g->packed_most = (int)(&packed - packed_kernels);
         e = cudaFuncSetAttribute((void *)packed.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

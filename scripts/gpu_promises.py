@@ -34,6 +34,9 @@ TURING = [
     ("packed_linear_kernel<8>", 1, 0, 77840),
     *((f"attend_prefill_kernel<{n}>", 2, blocks, None) for n, blocks in zip(range(1, 9), (5, 4, 4, 3, 2, 2, 3, 2))),
 ]
+GROUP, GROUP_BYTES, HALF, SECTOR = 64, 36, 32, 32
+H100 = 132 * 1.755e9 * 4  # instructions of warps a second
+WORDS_BYTES = 32 * GROUP_BYTES  # of a portion
 PRODUCTS = 4  # at least, between a load and the store of what it has loaded
 broken = []
 
@@ -137,6 +140,59 @@ def print_turing(facts, kernels):
     print_table(["kernel", "loads", "products", "shared (bytes), before and now", "blocks, before and now"], rows)
 
 
+def instructions(kernels, n):
+    """Those of a turn of a product's loop, with the branch back."""
+    return len(largest_loop(kernels[f"packed_linear_kernel<{n}>"])) + 1
+
+
+def print_instructions(archs, code):
+    print("\n## Products with packed weights: instructions of a warp for a portion\n")
+    print("Of the loop, for 1152 bytes of w and 32 columns of x. 112 of them unpack: for each four numbers a permutation, two masks, two steps")
+    print("from there to the codes, and two multiply-adds, so that a number is rounded as in quant.c.", end=" ")
+    if "90" in archs:
+        rate = H100 * WORDS_BYTES / instructions(code["90"], 1) / 1e12
+        print(f"With 8 rows an H100 (132 multiprocessors,\n1.755 GHz, four instructions a clock) can issue those of {rate:.1f} TB/s, where its memory has 3.35, so that they may bind.")
+    print("Before a thread's columns of x were neighbours, these were 213 on sm_90, and two words of codes lay in one bank for each load of a warp")
+    print("(1.24 of the least time of the loop's loads from shared memory); now none do.\n")
+    rows = [[8 * n, *(instructions(code[arch], n) for arch in archs)] for n in (1, 2, 4, 8)]
+    print_table(["rows", *(f"sm_{arch}" for arch in archs)], rows)
+
+
+def sectors(addresses):
+    return len({address // SECTOR for address in addresses})
+
+
+def count_sectors(hd):
+    """Sectors of a token's K, of its V, and those in which a head of 4 bits lies, on average over 32 heads; as score_fours, weigh_fours
+    and load_shares of flexgen.cu read them."""
+    heads, tile, lanes = 32, 16, [(quad, in_quad) for quad in range(8) for in_quad in range(4)]
+    groups, halves = -(-hd // GROUP), -(-hd // HALF)
+    size = sum(4 + min(GROUP, hd - g * GROUP) // 2 for g in range(groups))
+    k = v = least = 0
+    for head in range(0, heads * size, size):
+        row = [head + t * heads * size for t in range(tile)]
+        for i in range(0, tile, 8):
+            k += sectors(row[q + i] + c * GROUP_BYTES for q, c in lanes if c < groups)
+            k += sum(sectors(row[q + i] + b // 2 * GROUP_BYTES + 4 + b % 2 * 16 + c * 4 for q, c in lanes) for b in range(halves))
+        for i in range(4):
+            v += sum(sectors(row[2 * c + i % 2 + i // 2 * 8] + 4 + q * 4 + j * GROUP_BYTES for q, c in lanes if j * GROUP + q // 4 * HALF < hd)
+                     for j in range(groups))
+        for first in range(0, tile * groups, len(lanes)):
+            v += sectors(row[n // groups] + n % groups * GROUP_BYTES for n in range(first, min(first + len(lanes), tile * groups)))
+        least += sum(sectors(range(at, at + size)) for at in row)
+    return (size, *(count / heads / tile for count in (k, v, least)))
+
+
+def print_sectors():
+    print("\n## Attention to 4-bit heads: sectors\n")
+    print("Arithmetic, not a measurement. Sectors of 32 bytes that the loads ask for, for a token, beside those in which its head lies. A word of")
+    print("4 bytes is the widest load, since groups have 36 bytes. What is asked for again is answered by the first cache: at most 240 bytes a")
+    print("token, 2 of its clocks on an H100, where the memory takes 5 for the head's own. Left as it is. So are bank conflicts that cost")
+    print("little: two-way in unpack (20 clocks of a block's 700), two- and four-way where a warp's 128 tokens end in eight elements a thread.\n")
+    rows = [[hd, size, f"{k:.1f}", f"{v:.1f}", f"{least:.1f}"] for hd in (64, 80, 128) for size, k, v, least in [count_sectors(hd)]]
+    print_table(["head", "bytes", "K", "V", "least"], rows)
+
+
 def main():
     folder, archs = sys.argv[1], sys.argv[2:]
     facts = {}
@@ -148,10 +204,12 @@ def main():
     if os.environ.get("cuobjdump"):
         code = {arch: disassemble(os.path.join(folder, arch)) for arch in archs}
         print_stores(archs, code)
+        print_instructions(archs, code)
         if "75" in archs:
             print_turing(facts, code["75"])
     else:
         print("\nStores and loads in flight are not counted: cuobjdump is not installed.")
+    print_sectors()
     print("".join(f"gpu_promises.py: {line}\n" for line in broken), end="", file=sys.stderr)
     sys.exit(1 if broken else 0)
 

@@ -821,7 +821,7 @@ T argument(const char *name, T v) {
     return v;
 }
 
-/* A row of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
+/* A row of the first table of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
 struct Row {
     size_t threads, shared; /* of a block, at most */
     size_t registers;       /* of a thread, on the GPU where they are most */
@@ -841,7 +841,7 @@ inline const std::map<std::string, Row> &known_kernels() {
         std::map<std::string, Row> rows;
         FILE *f = fopen("results/kernels.md", "r");
         char line[1000], name[200];
-        while (f && fgets(line, sizeof line, f)) {
+        while (f && fgets(line, sizeof line, f) && strncmp(line, "## ", 3)) { /* of the first table */
             Row row{};
             int at = 0;
             if (sscanf(line, "| `%199[^`]` | %zu | %zu |%n", name, &row.threads, &row.shared, &at) != 3 || !at) continue;
