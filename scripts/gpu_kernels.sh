@@ -91,7 +91,7 @@ c++filt <"$report" | awk $constants -v SLOTS_75="$(value SLOTS_75)" -v SLOTS_80=
         for (i = 1; i <= count; i++) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line " local (bytes) |\n" rule "---|"
         for (k = n; k >= 1; k--) {
-            line = "| `" names[k] "` | " threads(names[k]) " | " shared[names[k]] " |"
+            line = "| `" names[k] "` | " threads(names[k]) " | " shared[names[k]] + 0 " |"
             bytes = 0
             for (i = 1; i <= count; i++) { line = line " " cell[a[i], names[k]] " |"; bytes += local[a[i], names[k]] }
             print line " " bytes " |"
