@@ -121,6 +121,7 @@ def picture(alt, path):
     with open(os.path.join(os.path.dirname(TOUR), path), encoding="utf-8") as f:
         svg = f.read().strip()
     svg = re.sub(r" width='\d+' height='\d+'", f" role='img' aria-label='{html.escape(alt)}'", svg, count=1)
+    svg = re.sub(r"<style>.*?</style>\n|<rect class='ground'.*?/>\n", "", svg)  # the page has its own ground, and style.css the ink
     return f'<figure class="wide" tabindex="0">{svg}</figure>'
 
 
@@ -197,7 +198,7 @@ PLAYER = """
 <div class="controls" role="group" aria-label="Playing">
 <button type="button" id="back" aria-label="Back by one square">&#9664;</button>
 <button type="button" id="play" aria-label="Play">Play</button>
-<button type="button" id="forth" aria-label="Forth by one square">&#9654;</button>
+<button type="button" id="forth" aria-label="Forward by one square">&#9654;</button>
 <select id="speed" aria-label="Speed"><option value="1">1 ms a second</option><option value="5">5 ms a second</option>
 <option value="20" selected>20 ms a second</option><option value="100">100 ms a second</option></select>
 </div>

@@ -149,7 +149,7 @@ at("forth").addEventListener("click", () => step(1));
 at("time").addEventListener("input", e => go(Number(e.target.value)));
 window.addEventListener("keydown", key);
 window.addEventListener("resize", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", colors);
 choose(1);
 colors();
-go(Number(new URLSearchParams(location.search).get("ms") || 0) * 1000); // index.html?ms=100 opens there
+const asked_ms = new URLSearchParams(location.search).get("ms"); // index.html?ms=100 opens there; else the middle has most to see
+go(asked_ms === null ? run.end / 2 : Number(asked_ms) * 1000);
