@@ -32,7 +32,7 @@ class Browser:
         port = int(open(port_file).read().split()[0])
         pages = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
         path = next(p["webSocketDebuggerUrl"] for p in pages if p["type"] == "page").split(str(port), 1)[1]
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.socket = socket.create_connection(("127.0.0.1", port), 2 * PATIENCE)
         key = base64.b64encode(os.urandom(16)).decode()
         self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                             f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())

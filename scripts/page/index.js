@@ -151,5 +151,7 @@ window.addEventListener("keydown", key);
 window.addEventListener("resize", redraw);
 choose(1);
 colors();
-const asked_ms = new URLSearchParams(location.search).get("ms"); // index.html?ms=100 opens there; else the middle has most to see
-go(asked_ms === null ? run.end / 2 : Number(asked_ms) * 1000);
+
+/* index.html?ms=100 opens there, else in the midst of a square near the middle, where there is most to see. */
+const askedFor = new URLSearchParams(location.search).get("ms"), middle = run.squares[Math.floor(0.45 * run.squares.length)];
+go(askedFor === null ? (middle.begin + middle.end) / 2 : Number(askedFor) * 1000);
