@@ -289,8 +289,10 @@ def plot_lanes(slices, lanes, stages, begin, end, title):
             marks.append(label(12, first - 21, stages.get(pid, f"process {pid}"), 12, extra=" font-weight='bold'"))
     parts = time_axis(begin, end, x_of, top, bottom) + marks
     for lane, name in lanes.items():
-        parts.append(label(left - 10, tops[lane] + 10, name, 12, "end"))
-        parts.append(label(left - 10, tops[lane] + 21, channel[lane], 9, "end"))
+        alone = channel[lane] == name
+        parts.append(label(left - 10, tops[lane] + (15 if alone else 10), name, 12, "end"))
+        if not alone:
+            parts.append(label(left - 10, tops[lane] + 21, channel[lane], 9, "end"))
     paths, labels = draw_boxes(slices, x_of, tops, begin, end, height, left)
     parts += [f"<path fill='{color}' d='{''.join(paths.get(name, []))}'/>" for name, color in colors.items()]
     parts += [f"<g font-size='9.5' text-anchor='middle' fill='{ink_on(color)}'>{''.join(labels[name])}</g>"
