@@ -166,7 +166,8 @@ function texts() {
 /* What has the focus, and all that is to be known of it. */
 function focused() {
   const e = document.activeElement;
-  const style = getComputedStyle(e), box = e.getClientRects()[0], [x, y] = [box.x + Math.min(8, box.width / 2), box.y + Math.min(8, box.height / 2)];
+  const style = getComputedStyle(e), box = e.getClientRects()[0], x = box.x + Math.min(8, box.width / 2);
+  const y = (Math.max(0, box.top) + Math.min(innerHeight, box.bottom)) / 2; // the middle of what the window has of it
   const there = document.elementFromPoint(x, y), name = `${e.tagName.toLowerCase()}#${e.id} ${e.textContent.trim().slice(0, 24)}`;
   const lined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2 && contrast(channels(style.outlineColor), ground(e.parentElement).color) >= 3;
   return {name, n: tabbable().indexOf(e), x: box.x, y: box.y + scrollY, below: box.bottom + scrollY, seen: Boolean(there) && (e.contains(there) || there.contains(e)
