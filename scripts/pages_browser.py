@@ -170,8 +170,8 @@ function focused() {
   const y = (Math.max(0, box.top) + Math.min(innerHeight, box.bottom)) / 2; // the middle of what the window has of it
   const there = document.elementFromPoint(x, y), name = `${e.tagName.toLowerCase()}#${e.id} ${e.textContent.trim().slice(0, 24)}`;
   const lined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2 && contrast(channels(style.outlineColor), ground(e.parentElement).color) >= 3;
-  return {name, n: tabbable().indexOf(e), x: box.x, y: box.y + scrollY, below: box.bottom + scrollY, seen: Boolean(there) && (e.contains(there) || there.contains(e)
-    && !there.closest('#controls')), lined};
+  return {name, n: tabbable().indexOf(e), x: box.x, y: box.y + scrollY, below: box.bottom + scrollY, lined,
+    seen: Boolean(there) && (e.contains(there) || there.contains(e))};
 }
 const tabbable = () => [...document.querySelectorAll('a[href], button, input, select, textarea, summary, [tabindex]')]
   .filter(e => e.checkVisibility() && !e.disabled && e.tabIndex >= 0);
