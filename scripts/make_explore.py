@@ -43,7 +43,7 @@ def essence(path):
 def sources():
     code = [path for folder in (".", "app", "base", "branches", "cost", "device", "io") for path in glob.glob(f"{folder}/*.[ch]")]
     code = [path for path in code if os.path.basename(path) not in ("mini.c", "pipeline.c")]
-    pieces = [path for path in glob.glob("scripts/page/*") if not os.path.basename(path).startswith("paper.")]
+    pieces = [path for path in glob.glob("scripts/page/*") if not os.path.basename(path).startswith(("paper.", "slides."))]
     return sorted(code + ["docs/explore.c"] + glob.glob("hardware/*.json") + pieces)
 
 

@@ -1,6 +1,7 @@
 """What the scripts that write pages have in common. Read by them; it does nothing by itself.
 
-The parts below are the files, as much of Markdown as the documents use, the numbers that a run gives, and the page itself.
+The parts below are the files, as much of Markdown as the documents use, the stations of a source, the numbers that
+a run gives, and the page itself.
 """
 import html
 import os
@@ -109,6 +110,52 @@ def render(text):
             out.append(block(lines))
             lines = []
     return "\n".join(out)
+
+
+# ------------------------------------------------------------------ a source of stations
+
+class Station:
+    """A place of docs/paper.txt, or a slide of docs/slides.txt."""
+
+    def __init__(self, name, title, chapter):
+        self.id, self.title, self.chapter = name, title, chapter
+        self.field, self.listing, self.printed = {}, [], []  # listing: the commands and what they print; printed: that alone
+
+    def lines(self, field):
+        return self.field.get(field, [])
+
+    def text(self, field):
+        return " ".join(self.lines(field))
+
+
+def add_line(station, line, fields):
+    """One line below a station's title: of a field, of its continuation, or of a command."""
+    if line.startswith("    "):
+        goes_on = station.listing and station.listing[-1].endswith("\\")
+        station.listing.append(line[4:])
+        if not goes_on and not line.startswith("    $ "):
+            station.printed.append(line[4:])
+    elif line.startswith("  ") and station.field:
+        station.field[[*station.field][-1]].append(line.strip())
+    else:
+        name, _, text = line.partition(" ")
+        if name not in fields or name in station.field:
+            raise Fault(f"{station.id}: a line begins with {name}; expected one of {', '.join(fields)}, each once")
+        station.field[name] = [text.strip()]
+
+
+def stations(text, fields):
+    """The stations of a source. What stands in front of the first chapter is for who edits it."""
+    found, chapter = [], None
+    for line in text.split("\n"):
+        if line.startswith("= "):
+            chapter = line[2:]
+        elif line.startswith("@ "):
+            _, name, title = line.split(" ", 2)
+            found.append(Station(name, title.strip(), chapter))
+        elif found and line.strip():
+            add_line(found[-1], line, fields)
+    return found
 
 
 # ------------------------------------------------------------------ numbers

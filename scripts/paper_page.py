@@ -21,7 +21,7 @@ import re
 import sys
 
 import pages
-from pages import Fault, NUMBER, argument, is_printed, read
+from pages import Fault, NUMBER, argument, is_printed, read, stations
 
 SOURCE, PAGE, EXERCISES = "docs/paper.txt", "docs/paper.html", "docs/EXERCISES.md"
 README, READING = "README.md", "docs/READING.md"
@@ -34,48 +34,6 @@ LIMIT = 600_000  # bytes; a page has to open quickly
 SAID = {"paper": "The paper", "formula": "", "miss": "Easy to miss", "differs": "Differs from the paper", "number": "A number"}
 FIELDS = [*SAID, "place", "mini", "engine", "also", "picture", "exercise"]
 NEEDED = ["place", "paper", "miss", "number"]
-
-
-class Station:
-    def __init__(self, name, title, chapter):
-        self.id, self.title, self.chapter = name, title, chapter
-        self.field, self.listing, self.printed = {}, [], []  # listing: the commands and what they print; printed: that alone
-
-    def lines(self, field):
-        return self.field.get(field, [])
-
-    def text(self, field):
-        return " ".join(self.lines(field))
-
-
-def add_line(station, line):
-    """One line below a station's title: of a field, of its continuation, or of a command."""
-    if line.startswith("    "):
-        goes_on = station.listing and station.listing[-1].endswith("\\")
-        station.listing.append(line[4:])
-        if not goes_on and not line.startswith("    $ "):
-            station.printed.append(line[4:])
-    elif line.startswith("  ") and station.field:
-        station.field[[*station.field][-1]].append(line.strip())
-    else:
-        name, _, text = line.partition(" ")
-        if name not in FIELDS or name in station.field:
-            raise Fault(f"{station.id}: a line begins with {name}; expected one of {', '.join(FIELDS)}, each once")
-        station.field[name] = [text.strip()]
-
-
-def stations(text):
-    """The stations of a source. What stands in front of the first chapter is for who edits it."""
-    found, chapter = [], None
-    for line in text.split("\n"):
-        if line.startswith("= "):
-            chapter = line[2:]
-        elif line.startswith("@ "):
-            _, name, title = line.split(" ", 2)
-            found.append(Station(name, title.strip(), chapter))
-        elif found and line.strip():
-            add_line(found[-1], line)
-    return found
 
 
 # ------------------------------------------------------------------ the formulas
@@ -512,7 +470,7 @@ def page(all_stations):
 def main():
     if "--pdf" in sys.argv:
         return pages.write_pdf(PAGE, argument("--pdf"))
-    all_stations = stations(read(argument("--source", SOURCE)))
+    all_stations = stations(read(argument("--source", SOURCE)), FIELDS)
     check(all_stations)
     pages.write_or_check(PAGE, page(all_stations), LIMIT, "show less code")
 
