@@ -749,7 +749,7 @@ TEST(slides_that_are_not_so_are_refused) {
         {"s/{block-throughput|throughput|1}/{block-throughput|throughput|3}/",
          "share: {block-throughput|throughput|3} is in nothing that its commands print"},
         {"/^@ tiers/,/^$/{/^draw/d}", "tiers: has nothing to look at"},
-        {"s/^draw  study overlap/draw  study overlaps/", "docs/EXPERIMENTS.md: has no points overlaps"},
+        {"s/^draw  study stages/draw  study states/", "docs/EXPERIMENTS.md: has no points states"},
         {"s/^draw  study blocks | RTX 3060, /&un/", "alone: the study blocks has no line RTX 3060, unoverlapped"},
         {"s/^draw  tiers/draw  tears/", "tiers: draw tears: expected one of"},
         {"s/^= 2 Schedules/= 2 Orders/", "docs/TEACHING.md: has no week 2 Orders"},

@@ -23,7 +23,7 @@ function overview(on) {
   document.body.classList.toggle("overview", on);
   contents.hidden = !on;
   button("all").setAttribute("aria-expanded", on);
-  if (on) contents.querySelector(`a[href="#${slides[at].id}"]`).focus();
+  if (on) [...contents.querySelectorAll("a")].find(a => a.hash === "#" + slides[at].id).focus();
 }
 
 function notes() {
