@@ -27,6 +27,7 @@ import tempfile
 import pages
 import paper_page
 import plot_trace
+from experiments import Axis
 from pages import NUMBER, Fault, argument, is_printed, read
 
 SOURCE, PAGE, TEACHING, EXPERIMENTS = "docs/slides.txt", "docs/slides.html", "docs/TEACHING.md", "docs/EXPERIMENTS.md"
@@ -119,25 +120,12 @@ def bars(slide, unit, _):
     return svg(parts, f"{unit}: " + ", ".join(f"{name} {value}" for name, value in rows), 40 + pitch * len(rows))
 
 
-class Scale:
-    """From pixel a to pixel b; logarithmic with the values as marks, or from 0."""
-
-    def __init__(self, values, a, b, log):
-        self.log, self.a, self.b, self.low, self.high = log, a, b, min(values) if log else 0, max(values) * (1 if log else 1.05)
-        step = plot_trace.tick_step(self.high, 5)
-        self.ticks = sorted(set(values)) if log else [n * step for n in range(int(self.high / step) + 1)]
-
-    def at(self, v):
-        share = math.log(v / self.low) / math.log(self.high / self.low) if self.log else v / self.high
-        return self.a + share * (self.b - self.a)
-
-
 def chart(lines, up, across, log, label, joined=True):
     """lines: {name: [(x, y)]} of numbers."""
     keys, top = legend(dict(enumerate(lines, 1)), 18) if len(lines) > 1 else ([], 4)
     top += 34
-    x = Scale([p[0] for l in lines.values() for p in l], 70, WIDTH - 24, log)
-    y = Scale([p[1] for l in lines.values() for p in l], HEIGHT - 58, top, False)
+    x = Axis([p[0] for l in lines.values() for p in l], 70, WIDTH - 24, log)
+    y = Axis([p[1] for l in lines.values() for p in l], HEIGHT - 58, top, False)
     parts = keys + [text(6, top - 14, up)]
     for tick in y.ticks:
         parts.append(f'<path class="grid" d="M70 {y.at(tick):.1f}H{WIDTH - 24}"/>' + text(62, y.at(tick) + 7, f"{tick:g}", "end"))
