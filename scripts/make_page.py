@@ -108,7 +108,7 @@ PLAYER = """
 <div class="controls" role="group" aria-label="Playing">
 <button type="button" id="back" aria-label="Back by one square">&#9664;</button>
 <button type="button" id="play" aria-label="Play">Play</button>
-<button type="button" id="forth" aria-label="Forth by one square">&#9654;</button>
+<button type="button" id="forth" aria-label="Forward by one square">&#9654;</button>
 <select id="speed" aria-label="Speed"><option value="1">1 ms a second</option><option value="5">5 ms a second</option>
 <option value="20" selected>20 ms a second</option><option value="100">100 ms a second</option></select>
 </div>

@@ -58,18 +58,19 @@ def picture(alt, path):
     with open(os.path.join("docs", path), encoding="utf-8") as f:
         svg = f.read().strip()
     svg = re.sub(r" width='\d+' height='\d+'", f" role='img' aria-label='{html.escape(alt)}'", svg, count=1)
-    return f'<figure class="wide" tabindex="0">{svg}</figure>'
+    svg = re.sub(r"<style>.*?</style>\n|<rect class='ground'.*?/>\n", "", svg)  # the page has its own ground, and style.css the ink
+    return f'<figure class="wide" tabindex="0" aria-label="{html.escape(alt)}">{svg}</figure>'
 
 
 def table(lines):
     rows = [[inline(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in rows[0])
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:])
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    return f'<div class="wide" tabindex="0" role="group" aria-label="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
 def listing(lines):
-    return '<pre tabindex="0">' + html.escape("\n".join(lines), quote=False) + "</pre>"
+    return '<pre tabindex="0" role="group" aria-label="listing">' + html.escape("\n".join(lines), quote=False) + "</pre>"
 
 
 def block(lines):

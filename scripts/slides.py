@@ -322,7 +322,7 @@ def shown(slide):
     """The printed lines whose numbers are given, as A-B; or all. Letters are as large as the longest line allows."""
     first, _, last = slide.text("show").partition("-")
     lines = slide.printed if first == "all" else slide.printed[int(first) - 1:int(last or first)]
-    return f'<pre tabindex="0" style="--columns:{max(map(len, lines))}">{html.escape(chr(10).join(lines), quote=False)}</pre>'
+    return f'<pre tabindex="0" role="group" aria-label="what the commands print" style="--columns:{max(map(len, lines))}">{html.escape(chr(10).join(lines), quote=False)}</pre>'
 
 
 def table(slide):
@@ -347,7 +347,7 @@ def slide_html(slide, n):
     parts = [f'<p class="say">{inline(slide.text("say"), slide)}</p>']
     parts += [paper_page.formula(slide.lines("formula"))] if slide.lines("formula") else []
     parts += [table(slide)] if slide.lines("table") else []
-    parts += [f'<div class="picture" tabindex="0">{drawn(slide)}</div>'] if slide.lines("draw") else []
+    parts += [f'<div class="picture" tabindex="0" role="group" aria-label="picture">{drawn(slide)}</div>'] if slide.lines("draw") else []
     parts += [shown(slide)] if slide.lines("show") else []
     parts += [f'<p class="more">{inline(slide.text("more"), slide)}</p>'] if slide.lines("more") else []
     kind = "" if slide.lines("draw") else "alone"
