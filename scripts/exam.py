@@ -8,6 +8,7 @@ linked with, and the judge, which asks the program that comes out (tests/test_gr
 to be written, whole, with what else it has: helpers, headers of the standard library. Other exercises' functions in it come from the kit.
 
 GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may take for a question.
+With GRADE_SHOW=1 a step that fails shows what was printed for its first case that is wrong.
 """
 import glob
 import json
@@ -25,6 +26,7 @@ import tempfile
 SECONDS = 60  # that a step may take, of which the judge gives an exam 50
 BUILD_SECONDS = 120
 MOST_BYTES = 1 << 20  # of a file that is handed in
+MOST_SHOWN = 100  # lines of what was printed
 MOST_PLACES = 20000  # that are looked at in what a student hands in
 
 # ---- functions in C -------------------------------------------------------------------------------------------------
@@ -196,6 +198,8 @@ def cuda_include():
     return next((d for d in dirs if d and os.path.isfile(os.path.join(d, "cublasLt.h"))), None)
 
 
+# --wrap: the judge and exam_engine see the ops that the host device carries out (tests/squares.c).
+LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run"
 NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
 
 
@@ -204,7 +208,7 @@ def build_script(exam, kit, work):
     c, objects = [], " ".join(exam["objects"])
     include = "-I%s -I%s/include" % (work, kit)
     flags = "-O1 -w -std=c11 -D_GNU_SOURCE " + include
-    libraries = "-lcjson -lcunit -lm -lpthread -ldl"
+    libraries = LIBRARIES if exam["program"] == "exam_engine" else LIBRARIES.partition(" -Wl")[0]
     if exam["program"] == "exam_engine":
         sources = ["%s/%s" % (work, path) for path in exam["files"]]
     elif exam["program"].startswith("emulated"):
@@ -265,7 +269,8 @@ def build(exam, place, log):
 
 
 def run_steps(program, tests, seed, command=None, log=None):
-    """Of each test whether it passed, and what the judge said if not."""
+    """Of each test whether it passed, and if not, what the judge said, and where in the log is what was printed for the first wrong
+    case."""
     env = dict(os.environ, GRADE_SEED=str(seed))
     env.update({"GRADE_EXAM": command, "GRADE_LOG": log} if command else {})
     only = [word for test in tests for word in ("--only", test)]
@@ -275,16 +280,19 @@ def run_steps(program, tests, seed, command=None, log=None):
         said = run.stdout
     except subprocess.TimeoutExpired:
         said = ""
-    results = {test: (False, ["the judge ended before this step"]) for test in tests}
+    results = {test: (False, ["the judge ended before this step"], (0, 0)) for test in tests}
     for part in re.split(r"^  Test: ", said, flags=re.M)[1:]:
         test = part[:part.index(" ...")]
         passed = part.startswith(test + " ...passed")
-        results[test] = (passed, re.findall(r"^ *Found: (.*)$", part, re.M)[:3] or re.findall(r"^ +\d+\. (\S+  - .*)$", part, re.M)[:1])
+        found = re.findall(r"^ *Found: (.*)$", part, re.M)[:3] or re.findall(r"^ +\d+\. (\S+  - .*)$", part, re.M)[:1]
+        printed = re.search(r"^    Printed: (\d+) (\d+)$", part, re.M)
+        results[test] = (passed, found, (int(printed[1]), int(printed[2])) if printed else (0, 0))
     return [results[test] for test in tests]
 
 
 def grade(exam, files, place, seed, log):
-    """[(points, what was said)] of each step, in a directory that has nothing else; or what the compiler said."""
+    """[(points, what was said, where in the log is what was printed)] of each step, in a directory that has nothing else; or what the
+    compiler said."""
     for path, text in files.items():
         to = os.path.join(place.work, path)
         os.makedirs(os.path.dirname(to), exist_ok=True)
@@ -298,10 +306,21 @@ def grade(exam, files, place, seed, log):
         return why
     run = shlex.join(place.words("exec %s/exam" % place.inside[1], False))
     results = run_steps(place.judge, [test for _, test, _ in exam["steps"]], seed, run, log)
-    return [(worth if passed else 0, said) for (worth, _, _), (passed, said) in zip(exam["steps"], results)]
+    return [(worth if passed else 0, said, printed) for (worth, _, _), (passed, said, printed) in zip(exam["steps"], results)]
 
 
 # ---- make grade -----------------------------------------------------------------------------------------------------
+
+
+def print_printed(log, begin, end):
+    """Shows lines of the log, marked so that nobody takes them for the grade's."""
+    with open(log, "rb") as f:
+        f.seek(begin)
+        lines = f.read(end - begin).decode("utf-8", "replace").splitlines()
+    print("    your code, and the program around it, printed %d lines for the first case that is wrong%s" % (
+        len(lines), ", of which these are the first %d:" % MOST_SHOWN if len(lines) > MOST_SHOWN else ":" if lines else ""))
+    for line in lines[:MOST_SHOWN]:
+        print("    | " + "".join(c if c.isprintable() else "?" for c in line.expandtabs()))
 
 
 def print_grade(exam, seed):
@@ -312,7 +331,8 @@ def print_grade(exam, seed):
     files, note = handed_in(".", exam, True)
     if note:
         print("  %s" % note)
-    steps = [(0, [])] * len(exam["steps"])
+    nothing = [(0, [], (0, 0))] * len(exam["steps"])
+    steps = nothing
     if files:
         open(log, "w").close()
         with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as work:
@@ -321,14 +341,16 @@ def print_grade(exam, seed):
         print("  %s. The compiler says:" % steps)
         with open(log, errors="replace") as said:
             print("".join("    " + line for line in said.readlines()[:20]), end="")
-        steps = [(0, [])] * len(exam["steps"])
-    following, points, most = None, sum(p for p, _ in steps), sum(worth for worth, _, _ in exam["steps"])
-    for i, ((worth, test, expected), (got, said)) in enumerate(zip(exam["steps"], steps), 1):
+        steps = nothing
+    following, points, most = None, sum(p for p, _, _ in steps), sum(worth for worth, _, _ in exam["steps"])
+    for i, ((worth, test, expected), (got, said, printed)) in enumerate(zip(exam["steps"], steps), 1):
         print("  step %d: %d of %d points: %s" % (i, got, worth, test))
         if got < worth:
             following = following or "next: step %d, %s" % (i, test)
             print("    expected: %s" % expected)
             print("".join("    found: %s\n" % s for s in said), end="")
+            if os.environ.get("GRADE_SHOW") and said:
+                print_printed(log, *printed)
     if files and os.path.getsize(log):
         print("what your code printed is in %s" % log)
     print("%d of %d points%s" % (points, most, "; " + following if following else ""))

@@ -26,6 +26,9 @@ extern const Exercise exercises[]; /* up to one without steps; answers.c makes t
 /* Says which struct is the case, and sets it to 0. */
 void ask(AskKind kind, void *c);
 
+/* Asks the exam something more, about the case that is checked. Returns false if it has not answered. */
+bool ask_more(AskKind kind, void *c);
+
 /* Says what the case is, before what is wrong with it. */
 void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Says what was found, where, and what was expected, of the first few in a test; it fails. */

@@ -2,6 +2,7 @@
 #include "branches/walk.h"
 #include "exam_both.h"
 #include "lessons.h"
+#include "squares.h"
 
 Gpu *test_gpu; /* for fixture.c: none */
 int test_every = 1;
@@ -65,8 +66,8 @@ static void deal(void *c) {
 
 static void generate(void *c) {
     SmallRun *p = c;
-    Task task = run_task(p);
-    Rig r = run_rig(p, run_model(p), &task, "/tmp");
+    Task task = run_task(&p->run);
+    Rig r = run_rig(&p->run, run_model(&p->run), &task, "/tmp");
     must(!rig_run(&r), r.err.text);
     for (int i = 0; i < PROMPTS; i++) {
         p->ended += r.answer[i].done == 1 && r.answer[i].n == RUN_TOKENS;
@@ -75,6 +76,15 @@ static void generate(void *c) {
     }
     _Static_assert(sizeof p->moved / sizeof **p->moved == sizeof r.moved / sizeof **r.moved, "all links and kinds");
     for (int i = 0; i < CHANNELS * KINDS; i++) p->moved[i / KINDS][i % KINDS] = r.moved[i / KINDS][i % KINDS];
+}
+
+/* Runs it once more, and notes what each square has; a run that fails has squares, too. */
+static void watch(void *c) {
+    RunSquares *p = c;
+    Task task = run_task(&p->run);
+    Rig r = run_rig(&p->run, run_model(&p->run), &task, "/tmp");
+    squares_seen = &p->squares;
+    (void)rig_run(&r);
 }
 
 // ---- 7 --------------------------------------------------------------------------------------------------------------
@@ -230,6 +240,7 @@ const Work works[NASKS] = {
     [ASK_SEATS] = {enter},
     [ASK_DEAL] = {deal},
     [ASK_RUN] = {generate},
+    [ASK_SQUARES] = {watch},
     [ASK_ROWS] = {make_rows},
     [ASK_GROUPS] = {round_groups},
     [ASK_SELECTION] = {select_tokens},

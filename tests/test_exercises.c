@@ -52,13 +52,14 @@ TEST(a_step_has_passed_if_the_judge_says_so) {
                "    with open(judge, 'w') as f: f.write('#!/bin/sh\\ncat <<END\\n' + text + 'END\\n')\n"
                "    os.chmod(judge, 0o755)\n"
                "    return exam.run_steps(judge, ['one', 'two'], 1)\n"
-               "none = (False, ['the judge ended before this step'])\n"
+               "none = (False, ['the judge ended before this step'], (0, 0))\n"
                "same(exam.run_steps('/bin/true', ['one', 'two'], 1), [none, none])\n"
                "same(says('passed\\none passed\\n'), [none, none])\n"
-               "same(says('  Test: one ...passed\\n'), [(True, []), none])\n"
-               "same(says('  Test: one ...\\n    Found: a\\nFAILED\\n  Test: two ...passed\\n'), [(False, ['a']), (True, "
-               "[])])\n"
-               "same(says('  Test: one ...FAILED\\n    1. x.c:1  - bad\\n'), [(False, ['x.c:1  - bad']), none])\n"),
+               "passed = (True, [], (0, 0))\n"
+               "same(says('  Test: one ...passed\\n'), [passed, none])\n"
+               "same(says('  Test: one ...\\n    Found: a\\n    Printed: 3 40\\nFAILED\\n  Test: two ...passed\\n'),\n"
+               "     [(False, ['a'], (3, 40)), passed])\n"
+               "same(says('  Test: one ...FAILED\\n    1. x.c:1  - bad\\n'), [(False, ['x.c:1  - bad'], (0, 0)), none])\n"),
         0);
 }
 
