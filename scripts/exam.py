@@ -8,7 +8,9 @@ linked with, and the judge, which asks the program that comes out (tests/test_gr
 to be written, whole, with what else it has: helpers, headers of the standard library. Other exercises' functions in it come from the kit.
 
 GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may take for a question.
-With GRADE_SHOW=1 a step that fails shows what was printed for its first case that is wrong.
+With GRADE_SHOW=1 a step that fails shows what was printed for its first case that is wrong. GRADE_CFLAGS are more flags for the
+student's files. With GRADE_KEEP=1 the program, for a debugger, and the question of the first wrong case stay in build/examN
+(docs/DEBUGGING.md).
 """
 import glob
 import json
@@ -203,8 +205,8 @@ LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run"
 NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
 
 
-def build_script(exam, kit, work):
-    """The shell's commands that make the program `exam` of the files in `work`."""
+def build_script(exam, kit, work, more):
+    """The shell's commands that make the program `exam` of the files in `work`, with more flags."""
     c, objects = [], " ".join(exam["objects"])
     include = "-I%s -I%s/include" % (work, kit)
     flags = "-O1 -w -std=c11 -D_GNU_SOURCE " + include
@@ -218,7 +220,7 @@ def build_script(exam, kit, work):
             source = "-DGPU -DCUDA_CPU_TABLE=0 -DMINI_CU='\"mini.cpp\"' -I%s/include/emulated %s/include/tests/mini_kernels.cpp" % (kit, kit)
         c.append("sed -E -f %s/include/tests/cuda2cpp.sed %s/%s >%s/%s" % (kit, work, cu, work, cu.replace(".cu", ".cpp")))
         c.append("$CXX -std=c++17 -O0 -w -fno-strict-aliasing %s -isystem %s -include %s/include/tests/cuda_cpu.h -c %s "
-                 "-o %s/0.o" % (include, cuda_include(), kit, source, work))
+                 "-o %s/0.o %s" % (include, cuda_include(), kit, source, work, more))
         sources = []
     else:
         sources = ["%s/include/tests/%s.c" % (kit, exam["program"])]
@@ -226,17 +228,18 @@ def build_script(exam, kit, work):
         flags = flags.replace("-O1", "-O3 -march=native")  # mini.c runs a whole model
     beside = ["-iquote %s/include/%s" % (kit, os.path.dirname(path) or ".") for path in exam["files"]]
     for i, source in enumerate(sources):
-        c.append("$CC %s %s -c %s -o %s/%d.o" % (flags, beside[i], source, work, i))
+        c.append("$CC %s %s %s -c %s -o %s/%d.o" % (flags, more, beside[i], source, work, i))
     linker = "$CXX -rdynamic" if exam["program"].startswith("emulated") else "$CC"
     c.append("cd %s/objects" % kit)
-    c.append("%s %s/[0-9].o %s -o %s/exam %s" % (linker, work, objects, work, libraries))
+    c.append("%s %s %s/[0-9].o %s -o %s/exam %s" % (linker, more, work, objects, work, libraries))
     return "CC=%s CXX=%s; " % (shlex.quote(os.environ.get("CC") or "cc"), shlex.quote(os.environ.get("CXX") or "c++")) + " &&\n".join(c)
 
 
 class Here:
-    """Where an exam is built and run: this computer, without any limits."""
+    """Where an exam is built and run: this computer, without any limits; here one may ask for more flags."""
 
-    def __init__(self, kit, work):
+    def __init__(self, kit, work, flags=""):
+        self.flags = flags
         self.kit, self.work, self.inside = os.path.abspath(kit), work, (os.path.abspath(kit), work)
         self.judge = os.path.join(self.kit, "judge")
 
@@ -252,7 +255,7 @@ def build(exam, place, log):
     kit, work = place.inside
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADE_")}
     with open(log, "ab") as out:
-        run = subprocess.Popen(place.words(build_script(exam, kit, work), True), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env,
+        run = subprocess.Popen(place.words(build_script(exam, kit, work, place.flags), True), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env,
                                start_new_session=True)
         try:
             status = run.wait(BUILD_SECONDS)
@@ -336,7 +339,14 @@ def print_grade(exam, seed):
     if files:
         open(log, "w").close()
         with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as work:
-            steps = grade(exam, files, Here(kit, work), seed, log)
+            flags = os.environ.get("GRADE_CFLAGS", "")
+            if os.environ.get("GRADE_KEEP"):
+                work = os.path.abspath(os.path.join(os.path.dirname(log), "exam%d" % exam["exercise"]))
+                shutil.rmtree(work, ignore_errors=True)
+                os.mkdir(work)
+                os.environ["GRADE_QUESTION"] = os.path.join(work, "question")
+                flags += " -g -O1" if exam["program"] == "exam_mini" else " -g -O0"  # mini.c runs a whole model
+            steps = grade(exam, files, Here(kit, work, flags), seed, log)
     if isinstance(steps, str):
         print("  %s. The compiler says:" % steps)
         with open(log, errors="replace") as said:

@@ -193,7 +193,7 @@ def allow_unused(files):
     more = "-Wno-unused -Wno-unused-parameter"
     for path in ("Makefile", "tests/suites.mk"):
         text = files[path].decode().replace("-Wall -Wextra", "-Wall -Wextra " + more)
-        text = text.replace("-Wall,-Wextra", "-Wall,-Wextra,%s --diag-suppress 177,550" % more.replace(" ", ","))
+        text = re.sub(r"(-Xcompiler -Wall\S+)", r"\1,%s --diag-suppress 177,550" % more.replace(" ", ","), text)
         files[path] = text.encode()
 
 

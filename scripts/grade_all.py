@@ -105,6 +105,7 @@ class Closed:
         self.root = os.path.join(stage.dir, "worker%d" % number)
         os.makedirs(os.path.join(self.root, "new"))
         os.chmod(self.root, 0o755)
+        self.flags = ""
         self.limited = ["prlimit"] + LIMITS
         if os.geteuid() == 0:
             self.limited += ["setpriv", "--reuid=%d" % self.user, "--regid=%d" % self.user, "--clear-groups"]

@@ -18,6 +18,7 @@ static uint64_t seed;  /* decides all cases of a run */
 static uint64_t state; /* of the generator, set anew in each step */
 int step, number;
 static int said;          /* in this step */
+static int all_said;      /* in all steps */
 static char context[400]; /* what in_case said of this case */
 static long printed[2];   /* where in the log is what was printed for this case: from the first byte up to the second */
 
@@ -49,6 +50,7 @@ void wrong(const char *format, ...) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    all_said++;
     if (said++ >= MOST_SAID) return;
     printf("%s    Found: %s%s%s\n", said > 1 ? "" : "\n", context, *context ? ": " : "", text);
     if (said == 1) printf("    Printed: %ld %ld\n", printed[0], printed[1]);
@@ -116,6 +118,7 @@ static void start_exam(const char *program) {
         signal(SIGPIPE, SIG_DFL);
         unsetenv("GRADE_SEED");
         unsetenv("GRADE_LOG");
+        unsetenv("GRADE_QUESTION");
         if (command) execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         execl(path, path, (char *)NULL);
         fprintf(stderr, "%s cannot be started\n", path);
@@ -187,6 +190,13 @@ static long logged(void) {
     return path && !stat(path, &log) ? (long)log.st_size : 0;
 }
 
+/* Keeps the question in the file GRADE_QUESTION, as an exam reads it. */
+static void keep_question(void) {
+    const Ask header = {asked.kind, (int32_t)size_of[asked.kind].question};
+    FILE *f = fopen(getenv("GRADE_QUESTION"), "wb");
+    CHECK(f && fwrite(&header, sizeof header, 1, f) == 1 && fwrite(asked.c, header.bytes, 1, f) == 1 && !fclose(f));
+}
+
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
 /* Takes the step that has the name of the test; each test is a step. */
@@ -206,6 +216,7 @@ static void take_step(void) {
         *context = 0;
         if (!e->draw()) continue;
         if (!exam.pid) start_exam(e->program);
+        if (getenv("GRADE_QUESTION") && !all_said) keep_question(); /* which is that of the first wrong case in the end */
         printed[0] = logged();
         const char *why = why_unanswered();
         printed[1] = logged();
