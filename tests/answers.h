@@ -4,8 +4,8 @@
  * The exam is another program (exam.h), which the driver starts for each step, by the shell command GRADE_EXAM, or from the
  * directory GRADE_EXAMS. It gets questions and gives back numbers: no memory, file or output of the judge is in its reach,
  * so whatever the code does or prints earns nothing. Cases are drawn from the seed of the run, so a table of answers earns
- * nothing either. What the exam prints goes to the file GRADE_LOG. The question of the first wrong case stays in GRADE_QUESTION, if
- * that is a file's name. */
+ * nothing either. What the exam prints goes to the file GRADE_LOG. The question of the first wrong case stays in
+ * GRADE_QUESTION, if that is a file's name. */
 #ifndef ANSWERS_H
 #define ANSWERS_H
 #include "exam.h"

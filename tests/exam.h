@@ -19,7 +19,7 @@
     X(SEATS, Line, may)              \
     X(DEAL, Deal, tier)              \
     X(RUN, SmallRun, ended)          \
-    X(SQUARES, RunSquares, squares)  \
+    X(SEEN, RunSeen, squares)        \
     X(ROWS, Rows, row)               \
     X(PROGRAM, Program, verdict)     \
     X(RULES, Rules, entering)        \
@@ -31,7 +31,7 @@
     X(PIVOT, Pivot, after)           \
     X(TABLEAU, MiniProgram, after)   \
     X(MINI, MiniRun, ended)          \
-    X(MINI_SQUARES, MiniSquares, squares) \
+    X(MINI_SEEN, MiniSeen, squares)  \
     X(ORDER, Posted, after)          \
     X(SEARCH, Question, nbest)       \
     X(COUNT, Count, sweeps)          \
@@ -111,8 +111,8 @@ typedef struct {
 
 // ---- 5, 6 and 14, when a run was wrong: what each square had -------------------------------------------------------
 //
-// A judge asks for it to name the first square that differs from one of its own. Here too a part says nothing of how good it
-// is. Rows are in the order of the batch.
+// The judge asks for this to name the first square that differs from its own; it gives no points for it. Rows are in the
+// order of the batch.
 
 enum { LONGEST = 16, MOST_ROWS_X = PROMPTS * LONGEST, MOST_SEEN = LONGEST + RUN_TOKENS };
 enum { MOST_SWEEPS = 3 * RUN_TOKENS, MOST_COLUMNS = 7, MOST_K = 3 };
@@ -126,7 +126,7 @@ typedef struct {
     Row kv[2][PROMPTS][MOST_SEEN];
 } Attended;
 typedef struct {
-    int arrived, left; /* rows of x */
+    int arrived, left;     /* rows of x */
     Row x[2][MOST_ROWS_X]; /* x as it arrived [0] and as it left [1] */
     Attended by[2];        /* the GPU [0], the CPU [1] */
     int prompt[PROMPTS];   /* of the head: whose tokens were chosen */
@@ -138,7 +138,7 @@ typedef struct {
 typedef struct {
     RunCase run;
     Squares squares;
-} RunSquares;
+} RunSeen;
 
 // ---- 7: Appendix A.3 in generation ----------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ typedef struct {
 typedef struct {
     char words[MINI_WORDS];
     Squares squares;
-} MiniSquares;
+} MiniSeen;
 
 // ---- 15: what must come after what ----------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ static void generate(void *c) {
 
 /* Runs it once more, and notes what each square has; a run that fails has squares, too. */
 static void watch(void *c) {
-    RunSquares *p = c;
+    RunSeen *p = c;
     Task task = run_task(&p->run);
     Rig r = run_rig(&p->run, run_model(&p->run), &task, "/tmp");
     squares_seen = &p->squares;
@@ -236,17 +236,8 @@ static void race(void *c) {
 }
 
 const Work works[NASKS] = {
-    [ASK_ATTENTION] = {attend},
-    [ASK_SEATS] = {enter},
-    [ASK_DEAL] = {deal},
-    [ASK_RUN] = {generate},
-    [ASK_SQUARES] = {watch},
-    [ASK_ROWS] = {make_rows},
-    [ASK_GROUPS] = {round_groups},
-    [ASK_SELECTION] = {select_tokens},
-    [ASK_PIPELINE] = {pace},
-    [ASK_ORDER] = {post_ops},
-    [ASK_SEARCH] = {find},
-    [ASK_COUNT] = {count},
+    [ASK_ATTENTION] = {attend}, [ASK_SEATS] = {enter},    [ASK_DEAL] = {deal},           [ASK_RUN] = {generate},
+    [ASK_SEEN] = {watch},       [ASK_ROWS] = {make_rows}, [ASK_GROUPS] = {round_groups}, [ASK_SELECTION] = {select_tokens},
+    [ASK_PIPELINE] = {pace},    [ASK_ORDER] = {post_ops}, [ASK_SEARCH] = {find},         [ASK_COUNT] = {count},
     [ASK_RACE] = {race},
 };

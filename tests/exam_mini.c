@@ -104,9 +104,11 @@ static Row row_of(const float *x) {
 static void note_x(SquareSeen *s, bool left, bool last) {
     int *n = left ? &s->left : &s->arrived;
     *n = 0;
-    for (Sequence *q = batch[doing.at.k]; q < batch[doing.at.k + 1]; q++)
-        for (int row = last ? rows_of(q, doing.at.i) - 1 : 0; row >= 0 && row < rows_of(q, doing.at.i) && *n < MOST_ROWS_X; row++)
+    for (Sequence *q = batch[doing.at.k]; q < batch[doing.at.k + 1]; q++) {
+        const int rows = rows_of(q, doing.at.i);
+        for (int row = last ? max(rows - 1, 0) : 0; row < rows && *n < MOST_ROWS_X; row++)
             s->x[left][(*n)++] = row_of(hidden_state(doing.at) + (q->row + row) * h1);
+    }
 }
 
 /* Notes k and v where the square has attended to them. */
@@ -139,11 +141,12 @@ static ssize_t note_square(void *cookie, const char *text, size_t size) {
 
 /* Runs it once more; a run that fails has squares, too. */
 static void watch_mini(void *c) {
-    MiniSquares *p = c;
+    MiniSeen *p = c;
     squares_seen = &p->squares;
     trace = fopencookie(NULL, "w", (cookie_io_functions_t){.write = note_square});
     must(trace && !setvbuf(trace, NULL, _IONBF, 0), "a stream cannot be made");
     run_program(p->words);
 }
 
-const Work works[NASKS] = {[ASK_PIVOT] = {exchange}, [ASK_TABLEAU] = {minimize_one}, [ASK_MINI] = {run_mini}, [ASK_MINI_SQUARES] = {watch_mini}};
+const Work works[NASKS] = {
+    [ASK_PIVOT] = {exchange}, [ASK_TABLEAU] = {minimize_one}, [ASK_MINI] = {run_mini}, [ASK_MINI_SEEN] = {watch_mini}};

@@ -3,7 +3,7 @@
 #define SQUARES_H
 #include "exam.h"
 
-enum { MOST_ROW = 256 }; /* numbers of a row */
+enum { MOST_ROW = 256 };      /* numbers of a row */
 extern Squares *squares_seen; /* where it is noted; NULL: nowhere */
 
 /* Returns a row of n floats as two numbers. */

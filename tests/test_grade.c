@@ -5,9 +5,9 @@
  * answer.
  *
  * So an exam cannot say how good it is. Where a run of 5, 6 or 14 is wrong, the judge asks for what each square had, and
- * names the first that differs from its own (squares.c); that decides nothing. Of 16 and 19 the judge computes the cost, of 5, 6 and 14 also what must have moved,
- * so that a plain forward is no sweep. What steps give, what they expect in words, and the wrong solutions with the points
- * that they get are in scripts/exercises.txt. */
+ * names the first that differs from its own (squares.c); that decides nothing. Of 16 and 19 the judge computes the cost, of
+ * 5, 6 and 14 also what must have moved, so that a plain forward is no sweep. What steps give, what they expect in words,
+ * and the wrong solutions with the points that they get are in scripts/exercises.txt. */
 
 // clang-format off
 /* What crosses the pipe:
@@ -298,9 +298,11 @@ static void in_placement(void) {
 static bool same_row(const Row *found, const Row *right, const char *square, const char *name, int token, int p,
                      const char *where) {
     if (fabs(found->sum - right->sum) <= 2e-3 * right->size) return true;
-    wrong("first wrong square: %s: %s of token %d of prompt %d differs %s; of the sum of its numbers %.4g was expected, found "
-          "%.4g",
-          square, name, token, p, where, right->sum, found->sum);
+    wrong(
+        "first wrong square: %s: %s of token %d of prompt %d differs %s; of the sum of its numbers %.4g was expected, "
+        "found "
+        "%.4g",
+        square, name, token, p, where, right->sum, found->sum);
     return false;
 }
 
@@ -373,12 +375,12 @@ static bool same_squares(const Squares *found, const Squares *right, int l, bool
 
 /* Says where the run went wrong. Returns false if all of its squares are right. */
 static bool in_square(Task *task, Checkpoint *model) {
-    static RunSquares theirs;
+    static RunSeen theirs;
     static Squares ours;
     Rig r = run_rig(&gen.run, model, task, NULL);
     memset(&theirs, 0, sizeof theirs), memset(&ours, 0, sizeof ours);
     theirs.run = gen.run;
-    if (!ask_more(ASK_SQUARES, &theirs)) return false;
+    if (!ask_more(ASK_SEEN, &theirs)) return false;
     squares_seen = &ours;
     ASSERT_OK(rig_run(&r));
     squares_seen = NULL;
@@ -475,13 +477,13 @@ static bool draw_mini(void) {
 
 /* Says where the run went wrong, by the engine with everything on the GPU. Returns false if all squares are right. */
 static bool in_mini_square(void) {
-    static MiniSquares theirs;
+    static MiniSeen theirs;
     static Squares ours;
     const int *block = blocks[number % BLOCKS];
     Rig r = {.model = tiny, .policy = all_gpu(block[0], block[1]), .task = &told};
     memset(&theirs, 0, sizeof theirs), memset(&ours, 0, sizeof ours);
     memcpy(theirs.words, mini.words, sizeof mini.words);
-    if (!ask_more(ASK_MINI_SQUARES, &theirs)) return false;
+    if (!ask_more(ASK_MINI_SEEN, &theirs)) return false;
     squares_seen = &ours;
     ASSERT_OK(rig_run(&r));
     squares_seen = NULL;
