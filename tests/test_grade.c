@@ -24,6 +24,7 @@
  *     11         times of a pipeline                        three times                   the formulas
  *     12, 18     rows                                       the memory of the GPU         the host's kernels
  *     14         the arguments of mini                      tokens; bytes of each link    the plain forward; what must move
+ *     5, 6, 14   the same, if that was wrong                what each square had          the engine here; no points
  *     15         what ops read and write                    what each waits for           the conflicts
  *     16         a task and a machine                       policies                      the cost of these, and of drawn ones
  *     17         a case                                     sweeps and bytes              the sim
