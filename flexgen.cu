@@ -245,10 +245,18 @@ __global__ void embed_kernel(Op op, bool wide) {
     }
 }
 
+/* Does the same without op.add, for a packed table: see the next chapter. */
+__global__ void embed_packed_kernel(Op op);
+
 static void gpu_embed(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor y = op->embed.y;
-    CHECK(y.type == F16 && op->embed.table.type == F16);
-    embed_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
+    Type type = op->embed.table.type;
+    int threads = row_threads(y.cols);
+    CHECK(y.type == F16 && (type == F16 || (type == U8 && !op->add)));
+    if (type == F16)
+        embed_kernel<<<y.rows, threads, 0, stream>>>(*op, eights(y.cols));
+    else
+        embed_packed_kernel<<<y.rows, threads, 0, stream>>>(*op);
 }
 
 enum {
@@ -357,6 +365,24 @@ __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
             x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
         half *w = (half *)op.unpack.w.at + (size_t)row * k + blockIdx.x * COLUMNS + c;
         *(Half8 *)w = to_halfs(x);
+    }
+}
+
+/* Unpacks a row of a token table. Of each column it reads the header and the word of the row's code
+ * (nibble_row in quant.c). */
+__global__ void embed_packed_kernel(Op op) {
+    int cols = op.embed.y.cols, id = ((const int *)op.embed.idx.at)[blockIdx.x], row = id % GROUP;
+    int word = row / 32 * 4 + row % 16 / 4, shift = row % 4 * 8 + row % 32 / 16 * 4;
+    const unsigned *from = (unsigned *)op.embed.table.at + (size_t)id / GROUP * cols * GROUP_WORDS;
+    half *to = (half *)op.embed.y.at + (size_t)blockIdx.x * cols;
+    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
+        float x[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const unsigned *group = from + (c + j) * GROUP_WORDS;
+            x[j] = unpack_code(group_header(group[0]), group[1 + word] >> shift & 15);
+        }
+        *(Half8 *)(to + c) = to_halfs(x);
     }
 }
 
@@ -539,9 +565,14 @@ static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == F
 /* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
 __device__ void store_output(const Op &op, int row, int col, float v) {
     const half *b = (half *)op.linear.b.at;
-    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
+    size_t at = row * op.linear.y.ld + col;
+    half *y = (half *)op.linear.y.at + at;
     if (col >= op.linear.y.cols)
         return;
+    if (op.linear.y.type == F32) { /* logits */
+        ((float *)op.linear.y.at)[at] = v;
+        return;
+    }
     if (b)
         v += __half2float(b[col]);
     if (op.relu && v < 0)
@@ -869,7 +900,7 @@ static int count_sharers(int across, int k, int places) {
 static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor y = op->linear.y;
     int k = op->linear.x.cols;
-    CHECK(y.rows <= PACKED_ROWS && y.cols % GROUP == 0 && eights(k) && y.type == F16);
+    CHECK(y.rows <= PACKED_ROWS && eights(k));
     int rows = FEW, which = 0; /* rows of a block */
     for (; rows < y.rows && which < g->packed_most; rows *= 2)
         which++;
@@ -886,7 +917,14 @@ static int gpu_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err)
     CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
     if (op->linear.w.type != U8)
         return blas_linear(g, op, stream, err);
-    packed_linear(g, op, stream);
+    for (int first = 0; first < y.rows; first += PACKED_ROWS) {
+        Op part = *op;
+        int rows = imin(y.rows - first, PACKED_ROWS);
+        part.linear.y = tensor_rows(y, first, rows);
+        part.linear.x = tensor_rows(op->linear.x, first, rows);
+        part.linear.residual = tensor_rows(residual, first, rows);
+        packed_linear(g, &part, stream);
+    }
     return 0;
 }
 
@@ -2070,7 +2108,7 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
         for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
             e = e ? e : asked;
     };
-    load(embed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
+    load(embed_kernel, embed_packed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
          select_kernel, pick_kernel, score_kernel);
     for (auto kernel : prefill_kernels)
         load(kernel);

@@ -110,6 +110,8 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->delegated);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
+    if (p->head_packed)
+        cJSON_AddTrueToObject(json, "compress_head");
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
     cJSON_AddNumberToObject(json, "attn_sparsity", is_sparse(p) ? p->sparsity : 1);
     for (int of = 0; of < 3; of++) {
@@ -343,7 +345,11 @@ static void print_policy(FILE *out, const TaskRun *run) {
     fprintf(out,
             "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d "
             "thread%s, %s\n",
-            100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
+            100 * p->wg, 100 * p->wc,
+            p->head_packed     ? " packed with the head"
+            : p->weight_packed ? " packed"
+                               : "",
+            100 * p->cg, 100 * p->cc,
             p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
             schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
             run->threads, plural(run->threads), host_isa());
@@ -562,7 +568,8 @@ void report_eval(const TaskRun *run, const Eval *eval) {
     const RunStats *t = &run->stats;
     if (run->options->perplexity) {
         ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll},
-            {"bits_per_byte", e.bits_per_byte}, {"tokens", e.tokens}, {"unscored", eval->unscored},
+            {"bits_per_byte", e.bits_per_byte}, {"tokens", e.tokens},
+            {"greedy", e.greedy}, {"unscored", eval->unscored},
             {"windows", e.lines}, {"window", eval->window});
         fprintf(run->text,
                 "perplexity %.4f, %.4f bits per byte: %ld token%s in %d window%s of %d, %ld left "

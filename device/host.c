@@ -18,14 +18,26 @@ const char *host_isa(void) { return ISA; }
 // Rows: embed, layernorm
 // -------------------------------------------------------------------------------------------------
 
+/* Returns row i of a table, which may be packed, as a table of one row; a packed row is unpacked to
+ * `unpacked`. */
+static Tensor table_row(Tensor table, int i, f16 *unpacked) {
+    if (table.type != U8)
+        return tensor_rows(table, i, 1);
+    quant_unpack_row(unpacked, tensor_rows(table, i / GROUP, 1).at, i % GROUP,
+                     table.cols / GROUP_BYTES);
+    return (Tensor){.type = F16, .at = unpacked};
+}
+
 static void embed_rows(const void *embed, int first, int n) {
     const Op *op = embed;
-    Tensor y = op->embed.y, table = op->embed.table;
+    Tensor y = op->embed.y;
     const int32_t *idx = op->embed.idx.at;
+    f16 *unpacked = (f16 *)(void *)scratch(y.cols);
     for (int r = first; r < first + n; r++) {
+        Tensor row = table_row(op->embed.table, idx[r], unpacked);
         for (int c = 0; c < y.cols; c += VL) {
             size_t at = (size_t)r * y.cols + c;
-            V v = load_any(table.at, table.type, idx[r] * table.ld + c, y.cols - c);
+            V v = load_any(row.at, row.type, c, y.cols - c);
             if (op->add)
                 v = load_any(y.at, y.type, at, y.cols - c) + v;
             store_any(y.at, y.type, at, v, y.cols - c);

@@ -1,6 +1,7 @@
 #!/bin/sh
 # accuracy.sh BUILD [TEXT]: what compression and sparse attention cost (the paper's Table 6), as a table in Markdown: the
-# perplexity of a text, by default the stories beside the shipped model, that it was not trained on. MODEL names another.
+# perplexity of a text, by default the stories beside the shipped model, that it was not trained on, and how many of its
+# tokens the model would have chosen itself. MODEL names another.
 #
 # With a packed or sparse cache every token comes from a decoding step that reads it, so that the cost shows; a minute or
 # two. `make accuracy` calls this.
@@ -21,12 +22,15 @@ row() {
     shift
     "$build/flexgen" eval --model "$model" --perplexity "$text" --percent 100 0 100 0 100 0 --gpu-batch-size 32 \
         --num-gpu-batches 1 --json "$json" "$@" >/dev/null 2>"$said" || { cat "$said" >&2; exit 1; }
-    printf '| %-26s | %10.3f | %13.4f |\n' "$name" "$(value perplexity)" "$(value bits_per_byte)"
+    printf '| %-26s | %10.3f | %13.4f | %6d of %d |\n' "$name" "$(value perplexity)" "$(value bits_per_byte)" \
+        "$(value greedy)" "$(value tokens)"
 }
 
-printf '| %-26s | %10s | %13s |\n|---|---|---|\n' "$(basename "$model"), $(basename "$text")" perplexity 'bits per byte'
+printf '| %-26s | %10s | %13s | %s |\n|---|---|---|---|\n' "$(basename "$model"), $(basename "$text")" perplexity \
+    'bits per byte' 'chosen tokens'
 row fp16
 row '4-bit weights' --compress-weight
+row '4-bit weights and head' --compress-weight --compress-head
 row '4-bit cache' --compress-cache
 row '4-bit' --compress-weight --compress-cache
 row '4-bit-S, 10% of V' --compress-weight --compress-cache --attn-sparsity 0.1

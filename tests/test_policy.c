@@ -570,6 +570,7 @@ static void open_random(uint64_t *seed) {
     p.overlap = test_below(seed, 8), p.table_home = test_below(seed, 3) ? TIER_GPU : TIER_CPU;
     for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], seed);
     p.weight_packed = test_below(seed, 3) == 0;
+    p.head_packed = p.weight_packed && test_below(seed, 2);
     p.cache_packed = test_below(seed, 3) == 0;
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),

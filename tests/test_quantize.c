@@ -28,7 +28,7 @@ static const Model small = {
 
 static int quantized(const char *from, const char *to, size_t shard_bytes) {
     host_set_threads(3);
-    return checkpoint_quantize(&stats, from, to, shard_bytes, NULL, &err);
+    return checkpoint_quantize(&stats, from, to, shard_bytes, false, NULL, &err);
 }
 
 /* A packed copy in a fresh directory. */
@@ -104,7 +104,7 @@ TEST(a_group_divides_the_rows_of_all_matrices) {
         OptConfig config = small.config;
         config.h1 = i ? 96 : 64, config.h2 = i ? 64 : 96;
         Checkpoint *c = checkpoint_dummy(&config, 0);
-        CU_ASSERT_EQUAL(checkpoint_packs(c, &err), -1);
+        CU_ASSERT_EQUAL(checkpoint_packs(c, false, &err), -1);
         said(&err, EXIT_USAGE, i ? "have 96 and 64 rows" : "have 64 and 96 rows");
         checkpoint_close(c);
     }
