@@ -185,9 +185,9 @@ bool follows(const TaskRun *run);
 
 /* What is known of scored tokens. */
 typedef struct {
-    double nll; /* -log of the probability of all of them */
-    int tokens; /* their number, in a sum of scores */
-    int missed; /* how many of them were not the greedy choice */
+    double nll;  /* -log of the probability of all of them */
+    int tokens;  /* their number, in a sum of scores */
+    bool missed; /* true if one of them was not the greedy choice */
 } Score;
 
 /* A prompt, and what has come of it. In a job that is scored, n given tokens stand behind it, and
@@ -459,7 +459,7 @@ int eval_text(Eval *eval, const char *path, Error *err);
 typedef struct {
     double nll, perplexity, bits_per_byte; /* over tokens */
     double word_perplexity, accuracy;      /* over lines */
-    long tokens, greedy;                   /* that are scored; that were the greedy choice */
+    long tokens;                           /* that are scored */
     int lines;
 } EvalResult;
 EvalResult eval_result(const Job *job);

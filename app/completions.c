@@ -103,7 +103,7 @@ static bool ends_in_stop(const Completions *c, const Request *e) {
 static void add_token(const Completions *c, Request *e, Pair pair) {
     if (c->job->task.scored) {
         e->score.nll += fabsf(pair.logp);
-        e->score.missed += !signbit(pair.logp);
+        e->score.missed |= !signbit(pair.logp);
         e->known++;
     } else {
         e->tokens = with_room(e->tokens, e->known, sizeof *e->tokens);

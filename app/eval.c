@@ -63,7 +63,6 @@ EvalResult eval_result(const Job *job) {
         Score line = line_score(job, e);
         sum += line.nll;
         r.tokens += line.tokens;
-        r.greedy += line.tokens - line.missed;
         r.lines++;
         right += !line.missed;
     }

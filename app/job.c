@@ -443,7 +443,7 @@ Score line_score(const Job *job, const Request *last) {
         e--;
     for (; e <= last; e++) {
         sum.nll += e->score.nll;
-        sum.missed += e->score.missed;
+        sum.missed |= e->score.missed;
         sum.tokens += e->n;
     }
     return sum;

@@ -568,8 +568,7 @@ void report_eval(const TaskRun *run, const Eval *eval) {
     const RunStats *t = &run->stats;
     if (run->options->perplexity) {
         ADD(run->json, {"perplexity", e.perplexity}, {"nll", e.nll},
-            {"bits_per_byte", e.bits_per_byte}, {"tokens", e.tokens},
-            {"greedy", e.greedy}, {"unscored", eval->unscored},
+            {"bits_per_byte", e.bits_per_byte}, {"tokens", e.tokens}, {"unscored", eval->unscored},
             {"windows", e.lines}, {"window", eval->window});
         fprintf(run->text,
                 "perplexity %.4f, %.4f bits per byte: %ld token%s in %d window%s of %d, %ld left "
