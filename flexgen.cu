@@ -246,17 +246,14 @@ __global__ void embed_kernel(Op op, bool wide) {
 }
 
 /* Does the same without op.add, for a packed table: see the next chapter. */
-__global__ void embed_packed_kernel(Op op);
+__global__ void embed_packed_kernel(Op op, bool);
 
 static void gpu_embed(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor y = op->embed.y;
-    Type type = op->embed.table.type;
-    int threads = row_threads(y.cols);
-    CHECK(y.type == F16 && (type == F16 || (type == U8 && !op->add)));
-    if (type == F16)
-        embed_kernel<<<y.rows, threads, 0, stream>>>(*op, eights(y.cols));
-    else
-        embed_packed_kernel<<<y.rows, threads, 0, stream>>>(*op);
+    bool packed = op->embed.table.type == U8;
+    CHECK(y.type == F16 && (packed ? !op->add : op->embed.table.type == F16));
+    auto kernel = packed ? embed_packed_kernel : embed_kernel;
+    kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
 }
 
 enum {
@@ -368,21 +365,16 @@ __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
     }
 }
 
-/* Unpacks a row of a token table. Of each column it reads the header and the word of the row's code
- * (nibble_row in quant.c). */
-__global__ void embed_packed_kernel(Op op) {
+/* Unpacks a row of a token table: of each column it reads the group's header and one code. */
+__global__ void embed_packed_kernel(Op op, bool) {
     int cols = op.embed.y.cols, id = ((const int *)op.embed.idx.at)[blockIdx.x], row = id % GROUP;
-    int word = row / 32 * 4 + row % 16 / 4, shift = row % 4 * 8 + row % 32 / 16 * 4;
-    const unsigned *from = (unsigned *)op.embed.table.at + (size_t)id / GROUP * cols * GROUP_WORDS;
+    int at = GROUP_HEADER + row / 32 * 16 + row % 16, shift = row % 32 / 16 * 4;
+    const uint8_t *from = (uint8_t *)op.embed.table.at + id / GROUP * (size_t)cols * GROUP_BYTES;
     half *to = (half *)op.embed.y.at + (size_t)blockIdx.x * cols;
-    for (int c = threadIdx.x * 8; c < cols; c += blockDim.x * 8) {
-        float x[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const unsigned *group = from + (c + j) * GROUP_WORDS;
-            x[j] = unpack_code(group_header(group[0]), group[1 + word] >> shift & 15);
-        }
-        *(Half8 *)(to + c) = to_halfs(x);
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+        const uint8_t *group = from + c * GROUP_BYTES;
+        to[c] =
+            __float2half(unpack_code(group_header(*(unsigned *)group), group[at] >> shift & 15));
     }
 }
 
@@ -569,17 +561,16 @@ __device__ void store_output(const Op &op, int row, int col, float v) {
     half *y = (half *)op.linear.y.at + at;
     if (col >= op.linear.y.cols)
         return;
-    if (op.linear.y.type == F32) { /* logits */
-        ((float *)op.linear.y.at)[at] = v;
-        return;
-    }
     if (b)
         v += __half2float(b[col]);
     if (op.relu && v < 0)
         v = 0;
     if (op.linear.residual.at)
         v += __half2float(*y);
-    *y = __float2half(v);
+    if (op.linear.y.type == F32) /* logits, to which nothing is added */
+        ((float *)op.linear.y.at)[at] = v;
+    else
+        *y = __float2half(v);
 }
 
 /* Adds the bias and takes the ReLU, where cuBLAS has no algorithm that includes them. A block has
@@ -917,12 +908,10 @@ static int gpu_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err)
     CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
     if (op->linear.w.type != U8)
         return blas_linear(g, op, stream, err);
+    Op part = *op;
     for (int first = 0; first < y.rows; first += PACKED_ROWS) {
-        Op part = *op;
-        int rows = imin(y.rows - first, PACKED_ROWS);
-        part.linear.y = tensor_rows(y, first, rows);
-        part.linear.x = tensor_rows(op->linear.x, first, rows);
-        part.linear.residual = tensor_rows(residual, first, rows);
+        part.linear.y = tensor_rows(y, first, imin(y.rows - first, PACKED_ROWS));
+        part.linear.x = tensor_rows(op->linear.x, first, part.linear.y.rows);
         packed_linear(g, &part, stream);
     }
     return 0;
@@ -2108,8 +2097,8 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
         for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
             e = e ? e : asked;
     };
-    load(embed_kernel, embed_packed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
-         select_kernel, pick_kernel, score_kernel);
+    load(embed_kernel, embed_packed_kernel, layernorm_kernel, unpack_kernel, pack_kernel,
+         bias_kernel, append_kernel, select_kernel, pick_kernel, score_kernel);
     for (auto kernel : prefill_kernels)
         load(kernel);
     for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})

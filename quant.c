@@ -212,8 +212,8 @@ void quant_unpack_row(f16 *x, const uint8_t *from, int i, int k) {
     for (int c = 0; c < k; c++, from += GROUP_BYTES) {
         f16 header[2];
         memcpy(header, from, sizeof header);
-        int code = from[at] >> shift & LEVELS;
-        x[c] = f32_to_f16(f16_to_f32(header[0]) + f16_to_f32(header[1]) * code);
+        x[c] = f32_to_f16(f16_to_f32(header[0]) +
+                          f16_to_f32(header[1]) * (from[at] >> shift & LEVELS));
     }
 }
 

@@ -31,7 +31,8 @@ HOST_AND_GPU static inline size_t quant_bytes(int n) {
  * output channels, which lie k numbers apart. A packed group is contiguous: the group that begins
  * at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. So as a Tensor of type U8 the packed
  * matrix has the shape (n / GROUP, k * GROUP_BYTES). The n of a layer's matrix is a multiple of
- * GROUP; that of a token table need not be, and then its last row is repeated to fill the groups. */
+ * GROUP; that of a token table need not be, and then its last row is repeated to fill the groups.
+ */
 static inline size_t quant_matrix_bytes(int n, int k) {
     return (size_t)ceil_div(n, GROUP) * k * GROUP_BYTES;
 }

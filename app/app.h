@@ -477,11 +477,12 @@ typedef struct {
 } CopyStats;
 
 /* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers
- * and, if head is true, the token table and lm_head packed, and the rest as F16. checkpoint_open reads it, and quantize.c says how it is laid out. A
- * shard has at most shard_bytes, or one layer. output must be new or empty. progress may be NULL.
- * -1 and err for what checkpoint_open, checkpoint_packs or checkpoint_pack refuse, for a checkpoint
- * that is packed already or an output that exists (both EXIT_USAGE), and for a full disk; then
- * nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away.
+ * and, if head is true, the token table and lm_head packed, and the rest as F16. checkpoint_open
+ * reads it, and quantize.c says how it is laid out. A shard has at most shard_bytes, or one layer.
+ * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open,
+ * checkpoint_packs or checkpoint_pack refuse, for a checkpoint that is packed already or an output
+ * that exists (both EXIT_USAGE), and for a full disk; then nothing is left behind. A killed program
+ * leaves OUTPUT.tmp-PID, which the next one clears away.
  */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
                         bool head, FILE *progress, Error *err);

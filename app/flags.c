@@ -605,12 +605,9 @@ static int check_uses(const Options *o, Command command, Error *err) {
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
          "eval "
          "what others would cost"},
-        {o->compress_head && !copies && !o->compress_weight,
-         "--compress-head: packs the head beside the matrices of the layers; give "
-         "--compress-weight, too"},
-        {o->compress_head && !is_stored(o->quant),
-         "--compress-head: the head is packed only in 4 bits in groups of 64; leave --bits and "
-         "--group out"},
+        {o->compress_head && !copies && !(o->compress_weight && is_stored(o->quant)),
+         "--compress-head: packs the head beside the matrices of the layers, in 4 bits and groups "
+         "of 64; give --compress-weight, too, without --bits and --group"},
         {copies && prints, "--output is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},

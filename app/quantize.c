@@ -15,9 +15,10 @@
  *                                       without --compress-head the token table and the head
  *
  * Row g of a packed matrix is the result of quant_pack_rows for rows [64 g, 64 (g + 1)), where the
- * last row stands for rows behind it; quant.h describes the layout of a group. A layer is never split between shards. The data begins at a
- * multiple of 64 bytes and has no holes. Tensors whose sizes are multiples of 64 come first, then
- * multiples of 32, and so on, so that each tensor begins at as round a byte as its size is.
+ * last row stands for rows behind it; quant.h describes the layout of a group. A layer is never
+ * split between shards. The data begins at a multiple of 64 bytes and has no holes. Tensors whose
+ * sizes are multiples of 64 come first, then multiples of 32, and so on, so that each tensor begins
+ * at as round a byte as its size is.
  *
  * Contract: each thread buffers only one row of groups, however large the model is. The copy is
  * made beside its place, as OUTPUT.tmp-..., synced, and renamed when it is complete; on any failure

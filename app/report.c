@@ -349,10 +349,9 @@ static void print_policy(FILE *out, const TaskRun *run) {
             p->head_packed     ? " packed with the head"
             : p->weight_packed ? " packed"
                                : "",
-            100 * p->cg, 100 * p->cc,
-            p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
-            run->threads, plural(run->threads), host_isa());
+            100 * p->cg, 100 * p->cc, p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc,
+            p->gbs, p->num_gpu_batches, schedule_name[p->schedule], run->gpu ? run->gpu->name : "",
+            run->gpu ? ", " : "", run->threads, plural(run->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {

@@ -70,7 +70,6 @@ typedef struct {
     double hidden, fresh;    /* bytes of the hidden states; of new k and v */
     double cache;            /* bytes of the pages that new tokens attend to */
     Tensor table;            /* the head's matrix at home */
-    double head;             /* its bytes as it moves, F16 or packed */
 } Sweep;
 
 /* Returns the rate of a link at which the new tokens of a sweep move. Each batch, and the cache
@@ -117,7 +116,6 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .v_read = plan->policy.sparsity,
                .weights = layer_bytes(plan),
                .table = plan->global[plan->head].home};
-    a.head = moving_bytes(a.table);
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
     /* len solves len (len + 1) / 2 = pairs of a prompt. */
@@ -288,8 +286,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     of[DTOC].hd = less / a->dtoc;
     of[CTOD].hd = less / a->ctod;
     if (home != TIER_GPU)
-        of[CTOG].one =
-            (a->head + a->act * c->embed * a->all_rows) / a->ctog;
+        of[CTOG].one = (moving_bytes(a->table) + a->act * c->embed * a->all_rows) / a->ctog;
     if (home == TIER_DISK)
         of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)

@@ -18,23 +18,19 @@ const char *host_isa(void) { return ISA; }
 // Rows: embed, layernorm
 // -------------------------------------------------------------------------------------------------
 
-/* Returns row i of a table, which may be packed, as a table of one row; a packed row is unpacked to
- * `unpacked`. */
-static Tensor table_row(Tensor table, int i, f16 *unpacked) {
-    if (table.type != U8)
-        return tensor_rows(table, i, 1);
-    quant_unpack_row(unpacked, tensor_rows(table, i / GROUP, 1).at, i % GROUP,
-                     table.cols / GROUP_BYTES);
-    return (Tensor){.type = F16, .at = unpacked};
-}
-
 static void embed_rows(const void *embed, int first, int n) {
     const Op *op = embed;
-    Tensor y = op->embed.y;
+    Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *unpacked = (f16 *)(void *)scratch(y.cols);
+    int tokens = table.type == U8 ? GROUP : 1; /* of a row of the table */
     for (int r = first; r < first + n; r++) {
-        Tensor row = table_row(op->embed.table, idx[r], unpacked);
+        Tensor row = tensor_rows(table, idx[r] / tokens, 1);
+        if (tokens > 1) {
+            quant_unpack_row(unpacked, row.at, idx[r] % tokens, y.cols);
+            row.type = F16;
+            row.at = unpacked;
+        }
         for (int c = 0; c < y.cols; c += VL) {
             size_t at = (size_t)r * y.cols + c;
             V v = load_any(row.at, row.type, c, y.cols - c);

@@ -236,7 +236,8 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
             break;
         case OP_EMBED: /* rows read from disk have crossed a link */
             if (channel == DTOC)
-                moved = embed_bytes(op);
+                moved = (Bytes)op->embed.y.rows * op->embed.table.cols *
+                        type_bytes(op->embed.table.type);
             break;
         case OP_APPEND:
             if (channel == CTOD)

@@ -35,11 +35,6 @@ static inline const Tensor *op_view(const Op *op, int n, Use *use) {
     *use = op_info[op->code].view[n];
     return &op->view[n];
 }
-/* Returns the bytes that an embedding reads of its table: of a packed one whole rows of groups. */
-static inline Bytes embed_bytes(const Op *op) {
-    Tensor table = op->embed.table;
-    return (Bytes)op->embed.y.rows * table.cols * type_bytes(table.type);
-}
 /* Returns the lengths (1, nseq) of the sequences that an op on pages attends to; NULL for other
  * ops. */
 const Tensor *op_lengths(const Op *op);

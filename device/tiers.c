@@ -141,22 +141,19 @@ int disk_embed(const Disk *d, const Op *op, Error *err) {
     Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
-    bool packed = table.type == U8;
-    int tokens = packed ? GROUP : 1; /* of a row of the table */
+    int tokens = table.type == U8 ? GROUP : 1; /* of a row of the table */
     int32_t token;
     int status = 0;
     Op one = *op; /* reads from a table of one row */
-    one.embed.table = (Tensor){.type = packed ? U8 : F16,
-                               .rows = 1,
-                               .cols = table.cols,
-                               .ld = table.cols,
-                               .at = row};
+    one.embed.table.at = row;
+    if (table.type != U8)
+        one.embed.table.type = F16;
     one.embed.idx.at = &token;
     for (int r = 0; r < y.rows && !status; r++) {
         one.embed.y = tensor_rows(y, r, 1);
         token = idx[r] % tokens;
-        status = checkpoint_fill(d->checkpoint, row, &table,
-                                 (size_t)(idx[r] / tokens) * table.cols, table.cols, err);
+        status = checkpoint_fill(d->checkpoint, row, &table, idx[r] / tokens * (size_t)table.cols,
+                                 table.cols, err);
         if (!status)
             host_run(&one);
     }

@@ -589,15 +589,12 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
 
 Part checkpoint_part(const Checkpoint *c, int t) {
     if (t < NGLOBALS)
-        return (Part){(Tensor *)&c->global[t],
-                      .layer = -1,
-                      .role = t,
-                      .vector = t == FINAL_LN_W || t == FINAL_LN_B,
-                      .table = t == TOK_EMBED || t == LM_HEAD};
+        return (Part){
+            (Tensor *)&c->global[t],       -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false,
+            t == TOK_EMBED || t == LM_HEAD};
     int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
     bool matrix = role_is_matrix((Role)role);
-    return (Part){
-        &c->layer[layer][role], .layer = layer, .role = role, .vector = !matrix, .matrix = matrix};
+    return (Part){&c->layer[layer][role], layer, role, !matrix, matrix, false};
 }
 
 /* Writes the shape that config.json asks for; rows 0 if it does not ask for this tensor. */
@@ -715,11 +712,10 @@ static int take_part(const Opening *o, int t, Error *err) {
                     nearest_name(o, name));
     /* a packed copy has its tables packed or not, as their type says */
     bool packed = c->packed && (part.matrix || (part.table && !strcmp(e->dtype, "U8")));
-    int size = part.table ? cols : rows; /* a table's rows are filled up to whole groups */
-    if (packed && size % GROUP)
+    if (packed && part.matrix && rows % GROUP)
         return fail(err, EXIT_FAILED,
-                    "%s: tensor %s: has %d %s, which groups of %d do not divide", e->path, name,
-                    size, part.table ? "columns" : "rows", GROUP);
+                    "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
+                    rows, GROUP);
     if (packed) {
         rows = ceil_div(rows, GROUP);
         cols *= GROUP_BYTES;
@@ -967,8 +963,8 @@ int checkpoint_packs(const Checkpoint *checkpoint, bool head, Error *err) {
     const OptConfig *c = &checkpoint->config;
     if (head && c->embed % GROUP)
         return fail(err, EXIT_USAGE,
-                    "--compress-head: the token table has %d columns, and can be packed only if "
-                    "they are a multiple of %d; leave it out",
+                    "the token table has %d columns, and can be packed in whole groups of %d only; "
+                    "leave --compress-head out",
                     c->embed, GROUP);
     if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0)
         return 0;
@@ -985,12 +981,11 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     size_t cols = (size_t)tensor->cols;
     if (tensor->type == U8)
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
-    int rows = imin(GROUP, tensor->rows - row * GROUP);
-    size_t count = rows * cols, first = (size_t)row * GROUP * cols;
+    size_t count = imin(GROUP, tensor->rows - row * GROUP) * cols, first = row * GROUP * cols;
     if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err))
         return -1;
-    for (; rows < GROUP; rows++)
-        memcpy(scratch + rows * cols, scratch + (rows - 1) * cols, cols * sizeof *scratch);
+    for (f16 *x = scratch + count; x < scratch + GROUP * cols; x++)
+        *x = *(x - cols);
     if (quant_pack_rows(to, scratch, tensor->cols))
         return 0;
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);

@@ -278,8 +278,8 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
 /* Reads a whole tensor as floats, and unpacks it if it is packed. The caller frees them. Returns
  * NULL and fills err if it cannot be read. */
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err);
-/* Checks that the matrices of the layers, and with `head` the tables, can be packed in whole groups.
- * Returns -1 and fills err (EXIT_USAGE) if not. */
+/* Checks that the matrices of the layers, and with `head` the tables, can be packed in whole
+ * groups. Returns -1 and fills err (EXIT_USAGE) if not. */
 int checkpoint_packs(const Checkpoint *checkpoint, bool head, Error *err);
 /* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: the result of
  * quant_pack_rows for rows [row * GROUP, (row + 1) * GROUP), where the last row stands for those

@@ -1284,7 +1284,8 @@ TEST(a_copy_with_the_head_writes_what_compress_head_does) {
     const Result made = flexgen_done("quantize" TINY " --output @head --compress-head"),
                  plain = flexgen_done(GENERATE AT_THE_PARK "--compress-weight"),
                  same = flexgen_done(GENERATE AT_THE_PARK "--compress-weight --compress-head"),
-                 disk = flexgen_done("generate --model @head" LAPTOP AT_THE_PARK "--percent 0 0 0 0 0 0 --gpu-mem 1.7M "
+                 disk = flexgen_done("generate --model @head" LAPTOP AT_THE_PARK
+                                     "--percent 0 0 0 0 0 0 --gpu-mem 1.7M "
                                      "--cpu-mem 1.3M --gpu-batch-size 1 --num-gpu-batches 1 --verbose"),
                  from = flexgen_done("generate --model @head" LAPTOP AT_THE_PARK);
     CU_ASSERT(shows(made.err, "4.50 in the matrices of the layers and the head\n"));

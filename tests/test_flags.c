@@ -376,7 +376,7 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {"generate --model m --prompt p --compress-head", "--compress-head: packs the head beside the matrices"},
         {"bench --model m --compress-cache --compress-head", "--compress-head: packs the head"},
         {"eval --model m --score f --compress-weight --compress-head --bits 3",
-         "--compress-head: the head is packed only in 4 bits in groups of 64"},
+         "--compress-head: packs the head beside the matrices of the layers, in 4 bits"},
         {"bench --model m --hardware h --link ctog=1G --device sim", "--link: only links of the host device"},
         {"bench --model m --device cuda --link ctog=1G", "--link: only links of the host device"},
         {"bench --model m --with gmem=1", "--with: changes a number of a machine's file"},

@@ -40,9 +40,9 @@ static const struct {
     bool weights, cache, head;       /* packed */
     Quant weight_study, cache_study; /* the second on the host alone */
     double sparsity;
-} numbers[] = {{false, false, false, {0}, {0}, 1},       {true, false, false, {0}, {0}, 1},
-               {false, true, false, {0}, {0}, 1},        {true, true, false, {0}, {0}, .3},
-               {false, false, false, {0}, {0}, .1},      {false, false, false, {3, 32}, {5, 6}, .5},
+} numbers[] = {{false, false, false, {0}, {0}, 1},      {true, false, false, {0}, {0}, 1},
+               {false, true, false, {0}, {0}, 1},       {true, true, false, {0}, {0}, .3},
+               {false, false, false, {0}, {0}, .1},     {false, false, false, {3, 32}, {5, 6}, .5},
                {true, false, false, {0}, {8, 64}, .01}, {true, false, true, {0}, {0}, 1}};
 static int kept; /* which of them; 0: plain F16 */
 
