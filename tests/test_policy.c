@@ -431,6 +431,14 @@ TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
         p.weight_packed = way % 2, p.cache_packed = kept == 2;
         expect_takes(p, "gpu_bdw=1e9", (L * (prefill + (way % 2 ? packed : generation) + cache[kept]) + head) / 1e9);
     }
+    /* a packed head reads 4.5 of 16 bits for each batch, and 36 bytes in place of 2 for a number of a token, as it embeds
+     */
+    Policy p = all_gpu(4, K);
+    p.weight_packed = p.head_packed = true;
+    expect_takes(p, "gpu_bdw=1e9",
+                 (L * (prefill + packed + cache[0]) + head - SWEEPS * K * (1 - 4.5 / 16) * HEAD +
+                  2 * (GROUP_BYTES - 2.) * H1 * ROWS) /
+                     1e9);
 }
 
 /* One square at a time waits for its states from disk to GPU and back. Its k and v are ready after a quarter of the
