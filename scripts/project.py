@@ -124,16 +124,15 @@ class Judge:
     def __exit__(self, *_):
         shutil.rmtree(self.stage.dir, ignore_errors=True)
 
-    def run(self, words, log, **options):
-        """(status, output, errors) of a process whose group ends with it."""
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   errors="replace", start_new_session=True, **options)
+    def run(self, words, seconds, **options):
+        """(status, output, errors) of a process, whose group ends in time."""
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True, **options)
         try:
-            out, err = process.communicate(timeout=SECONDS)
+            out, err = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            raise Refused("refused: the judge takes more than %d s" % SECONDS)
+            process.communicate()
+            raise Refused("refused: it takes more than %d s" % seconds)
         return process.returncode, out, err
 
     def figures(self, root, log):
@@ -151,16 +150,15 @@ class Judge:
         self.place.own()
         shown, work = self.place.inside
         script = "cc -O2 -march=native -w -std=c11 -D_GNU_SOURCE -I%s %s/entry.c %s/project.c -o %s/entry -lm" % (shown, shown, work, work)
-        status, _, said = self.run(self.place.words(script, True), log)
+        with open(log, "ab") as said:
+            status, _, _ = self.run(self.place.words(script, True), exam.BUILD_SECONDS, stdout=said, stderr=said)
         if status:
-            with open(log, "a") as f:
-                f.write(said)
             raise Refused("it does not compile")
         command = shlex.join(self.place.words("exec %s/entry" % work, False))
         env = dict(os.environ, PROJECT_ENTRY="exec " + command, PROJECT_LOG=os.path.abspath(log))
         words = [os.path.abspath(self.program), MODEL, os.environ.get("PROJECT_TEXT") or MODEL + "/stories.txt",
                  os.environ.get("PROJECT_STORIES", "24"), os.environ.get("PROJECT_SEED", "1"), HERE + "/machine.json", *policy]
-        status, out, said = self.run(words, log, env=env)
+        status, out, said = self.run(words, SECONDS, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if status or not out:
             raise Refused((said.strip().splitlines() or ["the judge ended with status %d" % status])[-1])
         found = json.loads(out)
@@ -183,6 +181,12 @@ def predicted_of(path):
         return float(value) if isinstance(value, (int, float)) and value is not True and 0 < value < 1e9 else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+
+
+def is_closed():
+    """Whether this system allows namespaces."""
+    with Judge() as judge:
+        return judge.place.closed
 
 
 def score_of(speed, predicted):

@@ -122,6 +122,9 @@ def course(entries, predictions=()):
 
 
 def hostile():
+    if not project.is_closed():
+        print("entries that cheat are left out: no namespaces here, and without them they would do harm")
+        return True
     os.environ.setdefault("PROJECT_STORIES", "2")
     mark = os.path.join(tempfile.gettempdir(), "mark-" + secrets.token_hex(8))
     bad, same, good = dishonest(mark), in_place_of_the_clock(), honest()

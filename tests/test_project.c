@@ -11,7 +11,7 @@ static int python(const char *lines) {
     const char *dir = temp_dir();
     const char begin[] =
         "import json, os, subprocess, sys\nsys.path.insert(0, 'scripts')\nimport project, project_hostile\n"
-        "dir, judge = os.environ['DIR'], os.environ['PROJECT_JUDGE']\nos.environ['PROJECT_STORIES'] = '1'\n"
+        "dir, judge = os.environ['DIR'], os.environ['PROJECT_JUDGE']\nos.environ['PROJECT_STORIES'] = '2'\n"
         "def same(found, expected):\n"
         "    if found != expected: sys.exit('expected %r, found %r' % (expected, found))\n";
     FILE *f = fopen(in_dir(dir, "lines.py"), "w");
@@ -52,14 +52,17 @@ TEST(a_kit_is_the_baseline_and_the_board_has_its_row_and_a_better_one) {
                "same(kit['score'], .75 * base['token/s'])\n"
                "same(better['token/s'] > 1.05 * base['token/s'] and better['cache'] < base['cache'], True)\n"
                "same(better['score'] == project.score_of(better['token/s'], 60) != better['token/s'], True)\n"
-               "for text in pages.values(): same(('%.2f' % better['token/s']) in text, True)\n"),
+               "for text in pages.values(): same(('%.2f' % better['token/s']) in text, True)\n"
+               "text = project.read('docs/PROJECT.md')\n"
+               "for row in (base, better): same(('%.1f' % row['token/s']) in text, True)\n"),
         0);
 }
 
 TEST(entries_that_cheat_have_no_row) {
-    CU_ASSERT_EQUAL(python("names = ['wrong numbers', 'hands over in /tmp/x', 'reads the texts', 'claims to be exact', "
-                           "'has no memory', 'ends',\n"
-                           "         'hides a model', 'brings a clock']\n"
+    CU_ASSERT_EQUAL(python("os.environ['PROJECT_STORIES'] = '1'\n"
+                           "names = ['wrong numbers', 'hands over in /tmp/x', 'reads the texts', 'claims to be exact', "
+                           "'hides a model', 'brings a clock']\n"
+                           "if not project.is_closed(): sys.exit(0)\n"
                            "all = project_hostile.dishonest('/nowhere/mark')\n"
                            "rows, _ = project_hostile.course({name: all[name] for name in names})\n"
                            "for name in names: same((name, 'token/s' in rows[name.replace('/', '_')]), (name, False))\n"
