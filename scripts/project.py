@@ -179,7 +179,7 @@ def predicted_of(path):
     try:
         value = json.loads(exam.read_file(path) or "null")["token_s"]
         return float(value) if isinstance(value, (int, float)) and value is not True and 0 < value < 1e9 else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

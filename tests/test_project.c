@@ -59,17 +59,18 @@ TEST(a_kit_is_the_baseline_and_the_board_has_its_row_and_a_better_one) {
 }
 
 TEST(entries_that_cheat_have_no_row) {
-    CU_ASSERT_EQUAL(python("os.environ['PROJECT_STORIES'] = '1'\n"
-                           "names = ['wrong numbers', 'hands over in /tmp/x', 'reads the texts', 'claims to be exact', "
-                           "'hides a model', 'brings a clock']\n"
-                           "if not project.is_closed(): sys.exit(0)\n"
-                           "all = project_hostile.dishonest('/nowhere/mark')\n"
-                           "rows, _ = project_hostile.course({name: all[name] for name in names})\n"
-                           "for name in names: same((name, 'token/s' in rows[name.replace('/', '_')]), (name, False))\n"
-                           "same('perplexity' in rows['wrong numbers']['note'], True)\n"
-                           "same('expected percent' in rows['brings a clock']['note'], True)\n"
-                           "same('more than 32768 bytes' in rows['hides a model']['note'], True)\n"),
-                    0);
+    CU_ASSERT_EQUAL(
+        python("os.environ['PROJECT_STORIES'] = '1'\n"
+               "if not project.is_closed(): sys.exit(0)\n"
+               "all = project_hostile.dishonest('/nowhere/mark')\n"
+               "said = {'hands over in /tmp/x': 'the perplexity is', 'reads the texts': 'it ended before it was asked',\n"
+               "        'claims to be exact': 'it claims to be exact', 'hides a model': 'more than 32768 bytes',\n"
+               "        'brings a clock': 'expected percent'}\n"
+               "rows, _ = project_hostile.course({name: all[name] for name in said})\n"
+               "for name in said:\n"
+               "    row = rows[name.replace('/', '_')]\n"
+               "    same((name, 'token/s' in row, said[name] in row['note']), (name, False, True))\n"),
+        0);
 }
 
 TEST(what_is_predicted_counts) {
