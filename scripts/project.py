@@ -255,7 +255,7 @@ def write_board(dir, rows, baseline):
     body = ""
     for row, cells in zip(rows, shown):
         speed = row.get("token/s", 0)
-        drawn = '<meter max="%.3f" value="%.3f">%.2f</meter>' % (most, speed, speed) if speed else ""
+        drawn = '<meter aria-label="token/s" max="%.3f" value="%.3f">%.2f</meter>' % (most, speed, speed) if speed else ""
         body += "<tr>%s<td>%s</td></tr>\n" % ("".join("<td>%s</td>" % html.escape(text) for text in cells), drawn)
     heads = "".join('<th scope="col">%s</th>' % c for c in COLUMNS)
     bound = "%.3f" % (MOST_PERPLEXITY * baseline["perplexity"])

@@ -1,7 +1,7 @@
 """Entries to the open project that cheat or do harm, and those that do not, for `project.py hostile` and the suite `project`.
 
-The honest ones are the baseline, one whose keys have 3 bits, and one that is exact. Of the others none may have a row, but for those that
-put themselves in the place of the clock and the device: these have the baseline's figures, no more.
+The honest ones are the baseline, one whose keys have 3 bits, and one that is exact. Of the others none may have a row, but for those
+that put themselves in the place of the clock, or write outside: these have the baseline's figures, no more.
 """
 import json
 import os
@@ -35,16 +35,19 @@ def honest():
             "exact": entry(exam.with_bodies(code, EXACT), dict(policy, exact=True, **SMALL))}
 
 
-def dishonest(mark):
+def begins(*lines):
+    """An entry that does this before it answers."""
+    code, policy = files()
+    return entry(code + "#include <fcntl.h>\n#include <signal.h>\n#include <unistd.h>\n"
+                 "__attribute__((constructor)) static void begin(void) {\n    %s\n}\n" % "\n    ".join(lines), policy)
+
+
+def dishonest():
     code, policy = files()
     repository, own = os.getcwd(), dict(policy, schedule="own")
 
     def bodies(more="", **bodies):
         return entry(more + exam.with_bodies(code, {name: "{\n    %s\n}" % body for name, body in bodies.items()}), policy)
-
-    def begins(*lines):
-        return entry(code + "#include <fcntl.h>\n#include <signal.h>\n#include <unistd.h>\n__attribute__((constructor)) static void begin(void) {\n    %s\n}\n"
-                     % "\n    ".join(lines), policy)
 
     def by_file(path):
         name = '"%s"' % path
@@ -77,7 +80,6 @@ def dishonest(mark):
         "floods": begins("static char much[1 << 16];", "while (write(3, much, sizeof much) > 0) {}"),
         "forks": begins("while (fork() < 10000000) {}"),
         "kills": begins("kill(getppid(), 9);", "kill(-1, 9);", "_exit(0);"),
-        "writes outside": begins("if (creat(\"%s\", 0666) < 0) _exit(1);" % mark),
         "takes too many bytes": bodies(pack="return 3 * (size_t)m.rows * m.cols;"),
         "takes less than none": bodies(pack="return (size_t)-1;"),
         "includes the text": entry('#include "%s/%s/stories.txt"\n' % (repository, project.MODEL) + code, policy),
@@ -86,20 +88,21 @@ def dishonest(mark):
         "claims to be exact": entry(code, dict(policy, exact=True)),
         "has no memory": entry(code, dict(policy, percent=[100, 0, 100, 0, 100, 0])),
         "has a block of millions": entry(code, dict(policy, gpu_batch_size=10**9)),
-        "is not a number": entry(code, json.dumps(policy).replace("98.9", "NaN")),
+        "is not a number": entry(code, json.dumps(policy).replace("99.5", "NaN")),
         "brings a clock": entry(code, dict(policy, token_s=1e9)),
         "is no JSON": entry(code, "[" * 100000),
         "lets nobody in": entry(exam.with_bodies(code, {"may_enter": "{ (void)line; for (;;) {} }"}), own),
     }
 
 
-def in_place_of_the_clock():
-    """Names of the judge's own functions, which are in another program."""
+def harmless(mark):
+    """Entries that change nothing: they name the judge's functions, which are in another program, or write to where only they see it."""
     code, policy = files()
-    names = "sim_open schedule_run judged_share judged_attention reference_forward clock_gettime time".split()
-    return {"replaces the clock": entry(code + "".join("double %s(void) { return 0; }\n" % n for n in names if n not in ("time", "clock_gettime"))
-                                        + "int clock_gettime(int c, void *t) { (void)c; memset(t, 0, 16); return 0; }\n", policy),
-            "lets too many in": entry(exam.with_bodies(code, {"may_enter": "{ (void)line; return 1 << 30; }"}), dict(policy, schedule="own"))}
+    names = ["sim_open", "schedule_run", "judged_share", "judged_attention", "reference_forward"]
+    clock = "#include <time.h>\nint clock_gettime(clockid_t c, struct timespec *t) { (void)c, memset(t, 0, sizeof *t); return 0; }\n"
+    return {"replaces the clock": entry(code + clock + "".join("double %s(void) { return 0; }\n" % n for n in names), policy),
+            "lets too many in": entry(exam.with_bodies(code, {"may_enter": "{ (void)line; return 1 << 30; }"}), dict(policy, schedule="own")),
+            "writes outside": begins("if (creat(\"%s\", 0666) < 0) _exit(1);" % mark)}
 
 
 def course(entries, predictions=()):
@@ -126,8 +129,8 @@ def hostile():
         print("entries that cheat are left out: no namespaces here, and without them they would do harm")
         return True
     os.environ.setdefault("PROJECT_STORIES", "2")
-    mark = os.path.join(tempfile.gettempdir(), "mark-" + secrets.token_hex(8))
-    bad, same, good = dishonest(mark), in_place_of_the_clock(), honest()
+    mark = "/tmp/mark-" + secrets.token_hex(8)
+    bad, same, good = dishonest(), harmless(mark), honest()
     rows, _ = course({**bad, **same, **good})
     base = rows["(baseline)"]
     wrong = ["%s has a row" % n for n in bad if "token/s" in rows[n.replace("/", "_")]]

@@ -62,7 +62,7 @@ TEST(entries_that_cheat_have_no_row) {
     CU_ASSERT_EQUAL(
         python("os.environ['PROJECT_STORIES'] = '1'\n"
                "if not project.is_closed(): sys.exit(0)\n"
-               "all = project_hostile.dishonest('/nowhere/mark')\n"
+               "all = project_hostile.dishonest()\n"
                "said = {'hands over in /tmp/x': 'the perplexity is', 'reads the texts': 'it ended before it was asked',\n"
                "        'claims to be exact': 'it claims to be exact', 'hides a model': 'more than 32768 bytes',\n"
                "        'brings a clock': 'expected percent'}\n"
