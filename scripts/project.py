@@ -225,11 +225,12 @@ PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>The board</title>
 <style>
 :root { color-scheme: light dark; }
-body { font: 16px/1.5 sans-serif; margin: 2em auto; max-width: 72em; padding: 0 1em; }
+body { font: 16px/1.5 sans-serif; margin: 2em auto; max-width: 90em; padding: 0 1em; }
 div { overflow-x: auto; }
 table { border-collapse: collapse; white-space: nowrap; }
 td, th { border-bottom: 1px solid #888; padding: .3em .6em; text-align: right; }
-td:nth-child(2), th:nth-child(2), td:nth-child(11), th:nth-child(11) { text-align: left; }
+td:nth-child(2), th:nth-child(2), td:nth-child(11), th:nth-child(11) { text-align: left; white-space: normal; min-width: 14em; }
+caption { text-align: left; }
 meter { width: 10em; }
 </style>
 <h1>The board</h1>
