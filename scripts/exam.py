@@ -264,9 +264,9 @@ def build(exam, place, log):
     return "it does not compile: %s, line %s" % at.groups() if at and at[1] in known else "it does not compile, or not link"
 
 
-def run_steps(program, tests, seed, command=None, log=None):
+def run_steps(program, tests, seed, command=None, log=None, variant=0):
     """Of each test whether it passed, and what the judge said if not."""
-    env = dict(os.environ, GRADE_SEED=str(seed))
+    env = dict(os.environ, GRADE_SEED=str(seed), GRADE_VARIANT=str(variant))
     env.update({"GRADE_EXAM": command, "GRADE_LOG": log} if command else {})
     only = [word for test in tests for word in ("--only", test)]
     try:
@@ -283,8 +283,8 @@ def run_steps(program, tests, seed, command=None, log=None):
     return [results[test] for test in tests]
 
 
-def grade(exam, files, place, seed, log):
-    """[(points, what was said)] of each step, in a directory that has nothing else; or what the compiler said."""
+def prepare(exam, files, place, log):
+    """Builds the program of an exam in a directory that has nothing else. Returns what the compiler said, or None."""
     for path, text in files.items():
         to = os.path.join(place.work, path)
         os.makedirs(os.path.dirname(to), exist_ok=True)
@@ -293,12 +293,19 @@ def grade(exam, files, place, seed, log):
     place.own()
     if exam["program"].startswith("emulated") and not cuda_include():
         return NO_EMULATION
-    why = build(exam, place, log)
-    if why:
-        return why
+    return build(exam, place, log)
+
+
+def judged(exam, place, seed, log):
+    """[(points, what was said)] of each step, as the judge has the exam's variant."""
     run = shlex.join(place.words("exec %s/exam" % place.inside[1], False))
-    results = run_steps(place.judge, [test for _, test, _ in exam["steps"]], seed, run, log)
+    results = run_steps(place.judge, [test for _, test, _ in exam["steps"]], seed, run, log, exam["variant"])
     return [(worth if passed else 0, said) for (worth, _, _), (passed, said) in zip(exam["steps"], results)]
+
+
+def grade(exam, files, place, seed, log):
+    """The same from the files on; or what the compiler said."""
+    return prepare(exam, files, place, log) or judged(exam, place, seed, log)
 
 
 # ---- make grade -----------------------------------------------------------------------------------------------------
@@ -308,7 +315,8 @@ def print_grade(exam, seed):
     kit = kit_dir()
     log = os.path.join(os.environ.get("BUILD", "build"), "exam.log")
     os.makedirs(os.path.dirname(log), exist_ok=True)
-    print("exercise %d, %s%s" % (exam["exercise"], exam["title"], "" if "GRADE_SEED" in os.environ else " (cases of GRADE_SEED=%s)" % seed))
+    variant = ", variant %d" % exam["variant"] if exam["variant"] else ""
+    print("exercise %d, %s%s%s" % (exam["exercise"], exam["title"], variant, "" if "GRADE_SEED" in os.environ else " (cases of GRADE_SEED=%s)" % seed))
     files, note = handed_in(".", exam, True)
     if note:
         print("  %s" % note)

@@ -5,7 +5,8 @@
     grade_all.py --hostile            whether what loops, forks, writes outside, connects, kills, exits or cheats harms nobody, and
                                       gets nothing; and whether honest students get their points
 
-SUBMISSIONS/STUDENT/ is a starter tree that was worked in, or its changed files alone. Of them the files with the functions to be written
+SUBMISSIONS/STUDENT/ is a starter tree that was worked in, or its changed files alone. SUBMISSIONS/variants.csv, if it is there, says which
+variant each has (exercise.sh --variant); a student's own files have no say in that. Of them the files with the functions to be written
 are compiled and linked with a kit (scripts/exam.py), which has no solution of the exercise; the judge is another program. What was
 printed lies in SUBMISSIONS.logs/STUDENT-N.log.
 
@@ -157,9 +158,18 @@ def cell(text):
     return "'" + text if text[:1] in "=+-@" else text
 
 
-def grade(place, original, exams, root, student, number, seed, log):
+def students_of(root):
+    """{student: variant}"""
+    students, noted = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d))), os.path.join(root, "variants.csv")
+    known = exercise.read_variants(noted)
+    missing = [s for s in students if s not in known]
+    if known and missing:
+        sys.exit("%s: has no variant of %s; add a line NAME,VARIANT for each" % (noted, ", ".join(missing)))
+    return {s: known.get(s, 0) for s in students}
+
+
+def grade(place, spec, root, student, seed, log):
     """(points of each step, a note) of what a student has handed in for an exercise."""
-    spec = exams[number]
     none = [0] * len(spec["steps"])
     files, note = exam.handed_in(os.path.join(root, student), spec)
     if not files:
@@ -178,7 +188,7 @@ def grade_all(root, numbers, out):
         sys.exit("grade_all.sh SUBMISSIONS [N...]: the exercises are 1 to %d" % len(exercises))
     numbers = numbers or sorted(exercises)
     seed = os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6))
-    students = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)))
+    students = students_of(root)
     logs = os.path.abspath(root) + ".logs"
     os.makedirs(logs, exist_ok=True)
     stage = Stage(original, exercises, numbers)
@@ -192,12 +202,15 @@ def grade_all(root, numbers, out):
         for place in places:
             workers.put(place)
 
+        def variant_of(student, number):
+            return students[student] if students[student] in exercise.variants(exercises[number]) else 0
+
         def one(student, number):
             place, begin, name = workers.get(), time.time(), "%s-%d.log" % (student, number)
             log = os.path.join(logs, name)
             try:
                 open(log, "wb").close()
-                points, note = grade(place, original, exams, root, student, number, seed, log)
+                points, note = grade(place, {**exams[number], "variant": variant_of(student, number)}, root, student, seed, log)
             except Exception as e:  # a submission must not keep others from being graded
                 points, note = [0] * len(exams[number]["steps"]), "cannot be graded: %s" % type(e).__name__
             finally:
@@ -207,14 +220,15 @@ def grade_all(root, numbers, out):
             return points, note, time.time() - begin
 
         rows, table = [], csv.writer(out)
-        table.writerow(["student", "exercise", "points", "of", "steps", "seconds", "note", "seed"])
+        table.writerow(["student", "exercise", "points", "of", "steps", "seconds", "note", "variant", "seed"])
         with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
             jobs = [(student, n, pool.submit(one, student, n)) for n in numbers for student in students]
             for student, n, job in jobs:
                 points, note, seconds = job.result()
                 worth = [w for w, _, _ in exams[n]["steps"]]
                 rows.append((student, n, sum(points), note))
-                table.writerow([cell(student), n, sum(points), sum(worth), " ".join(map(str, points)), "%.1f" % seconds, cell(note), seed])
+                table.writerow([cell(student), n, sum(points), sum(worth), " ".join(map(str, points)), "%.1f" % seconds, cell(note),
+                                variant_of(student, n), seed])
                 out.flush()
         return rows
     finally:
