@@ -9,6 +9,7 @@ to be written, whole, with what else it has: helpers, headers of the standard li
 
 GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may take for a question.
 """
+import functools
 import glob
 import json
 import os
@@ -42,8 +43,13 @@ def code_of(text):
     return SKIPPED.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
 
+@functools.lru_cache(maxsize=512)  # the same files are looked at over and over
 def functions(text):
     """(name, head, begin, end) of every function: text[begin:end] is its body in braces. One that does not end is none."""
+    return list(all_functions(text))
+
+
+def all_functions(text):
     code = code_of(text)
     depth = parens = start = 0
     named = found = last = None

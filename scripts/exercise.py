@@ -242,7 +242,7 @@ def allow_unused(files):
 
 
 # What says how exercises are graded, and what is right.
-TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py",
+TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py",
             "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
 
 
@@ -510,7 +510,7 @@ def start(*words):
 
 # ---- check ----------------------------------------------------------------------------------------------------------
 
-KINDS = ("original", "blank", "wrong", "cheat", "variant")
+KINDS = ("original", "other", "blank", "wrong", "cheat", "variant")
 # What earned all points once: to say so, and to end before anybody looks.
 ESCAPE = """    extern int printf(const char *, ...), puts(const char *);
     extern void _Exit(int);
@@ -536,6 +536,19 @@ def solved(files, original, entries):
         paths, first, *_ = of(entries, "blank")[0]["rest"].split()
         replace_bodies(files, {"rest": paths + " " + first}, blank_body(e, "Another solution."))
     return files
+
+
+def other_solution(files, entries, other):
+    """The solution of a line `other`: the functions that are to be written get its bodies, and others stand before the first of them."""
+    text = other["text"]
+    own = {name: text[begin:end] for name, _, begin, end in exam.functions(text)}
+    written = {n for e in of(entries, "blank") for n in e["rest"].split()[1:]}
+    path = next(path for path, text in files.items() if any(name in written for name, *_ in exam.functions(text)))
+    ends = [0] + [end for *_, end in exam.functions(text)]
+    helpers = "".join(text[begin:end] for begin, end, name in zip(ends, ends[1:], own) if name not in written)
+    name, head, begin, _ = next(f for f in exam.functions(files[path]) if f[0] in written)
+    at = files[path].rindex(head.strip(), 0, begin)
+    return {**files, path: exam.with_bodies(files[path][:at] + helpers.strip() + "\n\n" + files[path][at:], own)}
 
 
 def wrong_solution(files, entries, edit):
@@ -577,6 +590,8 @@ def cases_of(exercises, original, number):
     for e in of(entries, "wrong"):
         *points, what = e["rest"].split(" ", len(full))
         yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points]
+    for e in of(entries, "other"):
+        yield number, "other", ": " + e["rest"], other_solution(right, entries, e), full
     for v, e in variants(entries).items():
         yield number, "variant", " " + e["rest"], wrong_solution(right, entries, e), {v: full}
 
@@ -671,7 +686,7 @@ def check(numbers, sample=False):
 
     with concurrent.futures.ThreadPoolExecutor(1 if sample else os.cpu_count() or 1) as pool:
         list(pool.map(work, itertools.chain.from_iterable(cases)))
-    print("".join(bad) + "%d of %d originals have all points, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
+    print("".join(bad) + "%d of %d originals have all points, %d of %d other right solutions too, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
           "escapes none, %d of %d variants all points in their own alone" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
     return not bad and not given_away
 

@@ -2,6 +2,7 @@
 """Grades what students have handed in, as CSV on stdout: a line for each student and exercise, with the points of its steps.
 
     grade_all.py SUBMISSIONS [N...]   the exercises N, or all
+    grade_all.py --alike SUBMISSIONS [N...]   which submissions are alike beyond renaming (scripts/alike.py), as CSV
     grade_all.py --hostile            whether what loops, forks, writes outside, connects, kills, exits or cheats harms nobody, and
                                       gets nothing; and whether honest students get their points
 
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import time
 
+import alike
 import exam
 import exercise
 
@@ -182,11 +184,16 @@ def grade(place, spec, root, student, seed, log):
     return [points for points, _ in steps], "; ".join([note] * bool(note) + wrong[:1])
 
 
-def grade_all(root, numbers, out):
-    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+def numbers_of(exercises, numbers):
+    """Those that are asked for, or all."""
     if not set(numbers) <= set(exercises):
         sys.exit("grade_all.sh SUBMISSIONS [N...]: the exercises are 1 to %d" % len(exercises))
-    numbers = numbers or sorted(exercises)
+    return numbers or sorted(exercises)
+
+
+def grade_all(root, numbers, out):
+    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+    numbers = numbers_of(exercises, numbers)
     seed = os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6))
     students = students_of(root)
     logs = os.path.abspath(root) + ".logs"
@@ -235,10 +242,33 @@ def grade_all(root, numbers, out):
         shutil.rmtree(stage.dir, ignore_errors=True)
 
 
+# ---- what is alike --------------------------------------------------------------------------------------------------
+
+
+def report_alike(root, numbers, out):
+    """Prints the pairs that are alike, the most alike first; on standard error where nothing can be told. Nothing is compiled."""
+    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+    numbers, known, pairs = numbers_of(exercises, numbers), alike.Known(original, exercises), []
+    objects = exercise.Objects(original, os.path.join(exercise.build_dir(), "kit"))
+    for n in numbers:
+        spec, _ = exercise.exam_of(original, exercises, n, objects)
+        found = {student: exam.handed_in(os.path.join(root, student), spec)[0] for student in students_of(root)}
+        found, few = alike.alike(known, spec, {student: files for student, files in found.items() if files})
+        pairs += [(pair, n) for pair in found]
+        if few:
+            print("exercise %d: too short to tell: %s" % (n, ", ".join(map(cell, few))), file=sys.stderr)
+    table = csv.writer(out)
+    table.writerow(["exercise", "alike", "pieces", "student", "student"])
+    table.writerows([n, "%.0f%%" % (100 * share), count, cell(a), cell(b)] for (share, count, a, b), n in sorted(pairs, reverse=True))
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--hostile"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--hostile"]:
         import hostile
         sys.exit(not hostile.hostile())
-    if len(sys.argv) < 2 or not os.path.isdir(sys.argv[1]) or not all(a.isdigit() for a in sys.argv[2:]):
+    work = report_alike if arguments[:1] == ["--alike"] else grade_all
+    root, *words = arguments[work == report_alike:] or [""]
+    if not os.path.isdir(root) or not all(a.isdigit() for a in words):
         sys.exit(__doc__)
-    grade_all(sys.argv[1], [int(a) for a in sys.argv[2:]], sys.stdout)
+    work(root, [int(a) for a in words], sys.stdout)
