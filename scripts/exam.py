@@ -322,7 +322,8 @@ def print_grade(exam, seed):
     log = os.path.join(os.environ.get("BUILD", "build"), "exam.log")
     os.makedirs(os.path.dirname(log), exist_ok=True)
     variant = ", variant %d" % exam["variant"] if exam["variant"] else ""
-    print("exercise %d, %s%s%s" % (exam["exercise"], exam["title"], variant, "" if "GRADE_SEED" in os.environ else " (cases of GRADE_SEED=%s)" % seed))
+    told = "" if "GRADE_SEED" in os.environ else " (cases of GRADE_SEED=%s)" % seed
+    print("exercise %d, %s%s%s" % (exam["exercise"], exam["title"], variant, told))
     files, note = handed_in(".", exam, True)
     if note:
         print("  %s" % note)

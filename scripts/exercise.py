@@ -242,8 +242,8 @@ def allow_unused(files):
 
 
 # What says how exercises are graded, and what is right.
-TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py",
-            "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
+TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/exercise.py", "scripts/exercise.sh",
+            "scripts/grade_all.py", "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
 
 
 HEADERS = ["flexgen.h", "lp.h", "quant.h"]  # that speak of what variants change
@@ -686,8 +686,8 @@ def check(numbers, sample=False):
 
     with concurrent.futures.ThreadPoolExecutor(1 if sample else os.cpu_count() or 1) as pool:
         list(pool.map(work, itertools.chain.from_iterable(cases)))
-    print("".join(bad) + "%d of %d originals have all points, %d of %d other right solutions too, %d of %d blanks none, %d of %d wrong solutions those that they should, %d of %d "
-          "escapes none, %d of %d variants all points in their own alone" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
+    print("".join(bad) + "%d of %d originals have all points, %d of %d other right solutions too, %d of %d blanks none, %d of %d wrong solutions "
+          "those that they should, %d of %d escapes none, %d of %d variants all points in their own alone" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
     return not bad and not given_away
 
 

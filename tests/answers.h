@@ -14,8 +14,8 @@
  * case that is drawn, from 0. */
 enum { MOST_STEPS = 6 };
 extern int step, number;
-/* Of the exercises' contracts: 0 is that of docs/EXERCISES.md, and scripts/exercises.txt has the others. The judge alone knows
- * which one a student has. */
+/* Of the exercises' contracts: 0 is that of docs/EXERCISES.md, and scripts/exercises.txt has the others. The judge alone
+ * knows which one a student has. */
 extern int variant;
 typedef struct {
     const char *program;           /* the exam, in GRADE_EXAMS */

@@ -629,9 +629,9 @@ static void check_rules(void) {
 static Groups packed;
 
 /*   1  a group of one number over and over, and one of the 16 numbers of a grid whose step is a power of two
- *   2  any numbers, in groups that are not full; whole multiples of 2^-8, so that in a scale it does not matter whether it is
- *      computed in float or in double
- *   3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers that are not finite */
+ *   2  any numbers, in groups that are not full; whole multiples of 2^-8, so that in a scale it does not matter whether it
+ * is computed in float or in double 3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers
+ * that are not finite */
 static bool draw_pack(void) {
     ask(ASK_GROUPS, &packed);
     enum { ON_GRID, ANY, NOT_FINITE, SMALLEST, LARGEST };
@@ -648,7 +648,7 @@ static bool draw_pack(void) {
     }
     if (kind == NOT_FINITE)
         packed.x[draw(group, 2 * group - 1)] = draw(0, 1) ? INFINITY : -INFINITY,
-                                          packed.x[draw(2 * group, 3 * group - 1)] = NAN;
+                                         packed.x[draw(2 * group, 3 * group - 1)] = NAN;
     return true;
 }
 
@@ -681,8 +681,8 @@ static double decoded(const Codes *c, double code) {
     return f16_to_f32(f32_to_f16(number < 65520 ? number : number - c->width));
 }
 
-/* Each number becomes the one of its code; where it is halfway between two codes, either is right. NaN comes of a group that
- * is not finite. */
+/* Each number becomes the one of its code; where it is halfway between two codes, either is right. NaN comes of a group
+ * that is not finite. */
 static void check_pack(void) {
     const int levels = (1 << packed.bits) - 1;
     bool all = true;
@@ -732,22 +732,24 @@ static bool draw_select(void) {
     return true;
 }
 
-/* Tokens: the last, and the n - 1 largest before it, of equal scores the earlier, so that fewer than n - 1 come before each.
- * Weights: of the tokens that were found, of all. In variants the first token is always chosen (1), or first and last (3); of
- * equal scores the later (1, 2); weights are shares of the chosen tokens (2, 3). */
+/* Tokens: the last, and the n - 1 largest before it, of equal scores the earlier, so that fewer than n - 1 come before
+ * each. Weights: of the tokens that were found, of all. In variants the first token is always chosen (1), or first and last
+ * (3); of equal scores the later (1, 2); weights are shares of the chosen tokens (2, 3). */
 static void check_select(void) {
     for (int i = 0; i < SEQS * NH; i++) {
         const int r = i / NH, h = i % NH, len = chosen.len[r], n = sparse_tokens(chosen.sparsity, len);
         const float *score = chosen.score[r][h], *weights = chosen.weights[r][h];
         const int32_t *tokens = chosen.tokens[r][h];
-        const bool later = variant == 1 || variant == 2, first = variant == 1 || (variant == 3 && n > 1), last = variant != 1;
+        const bool later = variant == 1 || variant == 2, first = variant == 1 || (variant == 3 && n > 1),
+                   last = variant != 1;
         int count = 0;
         in_case("sequence %d of %d tokens, head %d", r, len, h);
         for (int t = 0; t < len && step < 3; t++) {
             int before = 0;
             for (int u = first; u < len - last; u++)
                 before += score[u] > score[t] || (score[u] == score[t] && (later ? u > t : u < t));
-            if ((t == 0 && first) || (t == len - 1 && last) || before < n - first - last) near_to(tokens[count++], t, 0, "a token of %d that are chosen", n);
+            if ((t == 0 && first) || (t == len - 1 && last) || before < n - first - last)
+                near_to(tokens[count++], t, 0, "a token of %d that are chosen", n);
         }
         for (; count < MOST && step < 3; count++) near_to(tokens[count], -1, 0, "what is behind them");
         for (int j = 0; j < n && step == 3; j++) {
@@ -1202,7 +1204,8 @@ static int repeat(const Admission *a) {
 
 /* Whatever the lengths, no more sweeps are needed than by doing one prompt after the other. Of equal prompts it holds fewer
  * pages than zig-zag in the same block: they are not all long at the same time. For each page it has as many tokens a
- * second as the diagonal, to within 5 percent, as the mean of all cases. And it is not in each case one of the three schedules that there are. */
+ * second as the diagonal, to within 5 percent, as the mean of all cases. And it is not in each case one of the three
+ * schedules that there are. */
 static void check_race(void) {
     static double log_ratios;
     const OptConfig config = short_opt(2);
