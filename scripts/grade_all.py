@@ -167,6 +167,9 @@ def students_of(root):
     missing = [s for s in students if s not in known]
     if known and missing:
         sys.exit("%s: has no variant of %s; add a line NAME,VARIANT for each" % (noted, ", ".join(missing)))
+    most = exercise.highest_variant(exercise.read_table(exercise.TABLE))
+    if max(known.values(), default=0) > most:
+        sys.exit("%s: variants are 0 to %d" % (noted, most))
     return {s: known.get(s, 0) for s in students}
 
 

@@ -218,6 +218,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *given = getenv("GRADE_SEED"), *seconds = getenv("GRADE_SECONDS"), *which = getenv("GRADE_VARIANT");
     if (seconds) most_seconds = atof(seconds);
     if (which) variant = atoi(which);
+    CHECK((unsigned)variant < VARIANTS);
     seed = given && *given ? strtoull(given, NULL, 10) : (uint64_t)(seconds_now() * 1e6) % 1000000;
     if (!given) printf("GRADE_SEED=%llu\n", (unsigned long long)seed);
     seed = seed * 2 + 1; /* never 0 */

@@ -124,7 +124,11 @@ TEST(a_student_has_the_variant_that_was_given_out) {
                "except SystemExit as e: said = str(e)\n"
                "same(said, dir + '/in/variants.csv: has no variant of ben; add a line NAME,VARIANT for each')\n"
                "exercise.note_variant(dir + '/in/ben', 0)\n"
-               "same(grade_all.students_of(dir + '/in'), {'anna': 2, 'ben': 0})\n"),
+               "same(grade_all.students_of(dir + '/in'), {'anna': 2, 'ben': 0})\n"
+               "exercise.note_variant(dir + '/in/ben', 4)\n"
+               "try: said = grade_all.students_of(dir + '/in')\n"
+               "except SystemExit as e: said = str(e)\n"
+               "same(said, dir + '/in/variants.csv: variants are 0 to 3')\n"),
         0);
 }
 

@@ -231,7 +231,7 @@ static bool draw_deal(void) {
 
 /* Returns by how much a tier that is due so much comes before others, by variant. */
 static double urgency(double due, double size, double share) {
-    const double by[] = {due + size * share, (due + size * share) / share, due, (due + size * share) * share};
+    const double by[VARIANTS] = {due + size * share, (due + size * share) / share, due, (due + size * share) * share};
     return by[variant];
 }
 
@@ -607,7 +607,7 @@ static bool draw_rules(void) {
 /* Returns the place of a variable in the order in which Bland's rule takes them, by variant: as they come; the last first;
  * slacks first; those with even numbers first. */
 static int turn(int v) {
-    const int all = RULES_N + RULES_M, of[] = {v, -v, (v + RULES_M) % all, v % 2 * all + v};
+    const int all = RULES_N + RULES_M, of[VARIANTS] = {v, -v, (v + RULES_M) % all, v % 2 * all + v};
     return of[variant];
 }
 
@@ -629,13 +629,12 @@ static void check_rules(void) {
 static Groups packed;
 
 /*   1  a group of one number over and over, and one of the 16 numbers of a grid whose step is a power of two
- *   2  any numbers, in groups that are not full; whole multiples of 2^-8, so that in a scale it does not matter whether it
- * is computed in float or in double 3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers
- * that are not finite */
+ *   2  any numbers, in groups that are not full: whole multiples of 2^-8, so that floats and doubles give the same scale
+ *   3  the ends of F16, where the step is as wide, or as narrow, as it can be, and numbers that are not finite */
 static bool draw_pack(void) {
     ask(ASK_GROUPS, &packed);
     enum { ON_GRID, ANY, NOT_FINITE, SMALLEST, LARGEST };
-    static const int groups[] = {GROUP, 32, 48, 16}; /* by variant */
+    static const int groups[VARIANTS] = {GROUP, 32, 48, 16};
     const int kind = step < 3 ? step - 1 : NOT_FINITE + number % 3, group = groups[variant];
     const float constant = draw(-40, 40) / 16., grid = ldexp(1, draw(-4, 3)), low = grid * draw(-12, 12);
     packed.n = kind == ANY ? draw(1, 128) : 3 * group;
@@ -646,9 +645,10 @@ static bool draw_pack(void) {
                            draw(0, 7) * 0x1p-24f, (i + number) % 2 ? 65504 : -65504};
         packed.x[i] = x[kind];
     }
-    if (kind == NOT_FINITE)
-        packed.x[draw(group, 2 * group - 1)] = draw(0, 1) ? INFINITY : -INFINITY,
-                                         packed.x[draw(2 * group, 3 * group - 1)] = NAN;
+    if (kind == NOT_FINITE) {
+        packed.x[draw(group, 2 * group - 1)] = draw(0, 1) ? INFINITY : -INFINITY;
+        packed.x[draw(2 * group, 3 * group - 1)] = NAN;
+    }
     return true;
 }
 
@@ -667,18 +667,18 @@ static Codes codes_of(double low, double high, int levels) {
     double power = exact > 0 ? 0x1p-24 : 0;
     while (power < exact) power *= 2;
     if (f16_to_f32(scale) < exact) scale++;
-    const double up = f16_to_f32(scale), reach[] = {low + levels * up, levels * up - high, half * up, 0};
+    const double up = f16_to_f32(scale), reach[VARIANTS] = {low + levels * up, levels * up - high, half * up, 0};
     if (reach[variant] >= 65520) scale--;
     const double width = f16_to_f32(scale);
-    const Codes by[] = {
+    const Codes by[VARIANTS] = {
         {low, width, 0, levels}, {high, -width, 0, levels}, {0, width, -half, half}, {low, power, 0, levels}};
     return by[variant];
 }
 
 /* Returns the number that a code stands for, in F16; where that would be too large for F16, that of the code below. */
 static double decoded(const Codes *c, double code) {
-    const double number = c->base + c->width * fmin(fmax(code, c->least), c->most);
-    return f16_to_f32(f32_to_f16(number < 65520 ? number : number - c->width));
+    const double x = c->base + c->width * fmin(fmax(code, c->least), c->most);
+    return f16_to_f32(f32_to_f16(x < 65520 ? x : x - c->width));
 }
 
 /* Each number becomes the one of its code; where it is halfway between two codes, either is right. NaN comes of a group
