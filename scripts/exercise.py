@@ -417,7 +417,7 @@ def make_kit(dir, original, exercises, numbers, variant=0):
     names = [os.path.join(objects.dir, objects.name(*s)) for s in judge]
     program = os.path.join(home, "judge-" + hashlib.sha256(" ".join(["-s", *names]).encode()).hexdigest()[:16])
     if not os.path.exists(program):
-        new = "%s.%d" % (program, os.getpid())
+        new = "%s.%d-%s" % (program, os.getpid(), secrets.token_hex(4))
         subprocess.check_call([os.environ.get("CC") or "cc", "-s", *names, "-o", new, "-lcjson", "-lcunit", "-lm", "-lpthread", "-ldl"])
         os.replace(new, program)
     write_new(os.path.join(dir, "judge"), program)
@@ -700,38 +700,41 @@ def make(dir, *words):
     return run.returncode, run.stdout + run.stderr
 
 
+def do_week(root, original, exercises, weeks, week, kernels):
+    """Whether each exercise of a week has all points when it is done in the week's tree, and none before."""
+    dir, numbers, good = os.path.join(root, "week%d" % week), weeks[week], True
+    write_starter(dir, original, exercises, numbers, [n for w in weeks if w < week for n in weeks[w]])
+    other = next(n for n in exercises if n not in numbers)
+    answers = [make(dir, "grade", "EX=%d" % other)[1]]
+    for n in numbers:
+        if is_kernel(exercises[n]) and not kernels:
+            continue
+        answers.append(make(dir, "grade", "EX=%d" % n)[1])
+        own = own_files(original, exercises[n])
+        for path in own:
+            with open(os.path.join(dir, path)) as f:
+                own[path] = f.read()
+        for path, text in solved(own, original, exercises[n]).items():
+            with open(os.path.join(dir, path), "w") as f:
+                f.write(text)
+        status, said = make(dir, "grade", "EX=%d" % n)
+        points = re.search(r"^(\d+) of (\d+) points", said, re.M)
+        right = status == 0 and points and points[1] == points[2]
+        good &= bool(right)
+        print("week %d, exercise %d: %s\n" % (week, n, points[0] if right else said), end="", flush=True)
+    wrong = [a for a in answers[1:] if "\n0 of 10 points" not in a]
+    if wrong or "exercise %d is not written here" % other not in answers[0]:
+        good = False
+        print("week %d, before it is done: %s\n" % (week, wrong or answers[0]), end="", flush=True)
+    return good
+
+
 def course(kernels=True):
     """Whether a student who does each week's exercises in the tree of that week, and in the table's order, has all points; where an
     exercise of the week is not yet done it has none, and others are not written there."""
     exercises, original, weeks = read_table(TABLE), tracked(), read_weeks(TABLE)
-    good = True
-    with tempfile.TemporaryDirectory(prefix="flexgen-course-") as root:
-        for week, numbers in weeks.items():
-            dir = os.path.join(root, "week%d" % week)
-            write_starter(dir, original, exercises, numbers, [n for w in weeks if w < week for n in weeks[w]])
-            other = next(n for n in exercises if n not in numbers)
-            answers = [make(dir, "grade", "EX=%d" % other)[1]]
-            for n in numbers:
-                if is_kernel(exercises[n]) and not kernels:
-                    continue
-                answers.append(make(dir, "grade", "EX=%d" % n)[1])
-                own = own_files(original, exercises[n])
-                for path in own:
-                    with open(os.path.join(dir, path)) as f:
-                        own[path] = f.read()
-                for path, text in solved(own, original, exercises[n]).items():
-                    with open(os.path.join(dir, path), "w") as f:
-                        f.write(text)
-                status, said = make(dir, "grade", "EX=%d" % n)
-                points = re.search(r"^(\d+) of (\d+) points", said, re.M)
-                right = status == 0 and points and points[1] == points[2]
-                good &= bool(right)
-                print("week %d, exercise %d: %s" % (week, n, points[0] if right else said), flush=True)
-            wrong = [a for a in answers[1:] if "\n0 of 10 points" not in a]
-            if wrong or "exercise %d is not written here" % other not in answers[0]:
-                good = False
-                print("week %d, before it is done: %s" % (week, wrong or answers[0]))
-    return good
+    with tempfile.TemporaryDirectory(prefix="flexgen-course-") as root, concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return all(list(pool.map(lambda week: do_week(root, original, exercises, weeks, week, kernels), weeks)))
 
 
 if __name__ == "__main__":
