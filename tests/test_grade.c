@@ -235,9 +235,9 @@ static double urgency(double due, double size, double share) {
     return by[variant];
 }
 
-/* Says whether an item went where the variant's rule does not send it. Where numbers are rounded, what is nearly equal is
- * equal, and any of those is right. */
-static bool goes_elsewhere(int tier, const double due[NTIERS], double size) {
+/* Returns the tier to which the variant's rule sends an item that went to `tier`. Where numbers are rounded, what is nearly
+ * equal is equal, and any of those is right. */
+static int rightful(int tier, const double due[NTIERS], double size) {
     const bool last = variant == 1 || variant == 2; /* of equals */
     double best = -INFINITY, of[NTIERS];
     int right = 0;
@@ -246,7 +246,7 @@ static bool goes_elsewhere(int tier, const double due[NTIERS], double size) {
         if (last ? of[t] >= best : of[t] > best) right = t;
         best = fmax(best, of[t]);
     }
-    return made_deal.exact ? tier != right : of[tier] < best - 1e-7 * (1 + fabs(best));
+    return !made_deal.exact && of[tier] >= best - 1e-7 * (1 + fabs(best)) ? tier : right;
 }
 
 static void check_deal(void) {
@@ -255,8 +255,8 @@ static void check_deal(void) {
     for (int j = 0; j < dealt.items; j++) {
         const int tier = dealt.tier[j];
         if (tier < 0 || tier >= NTIERS) return wrong("item %d went to tier %d", j, tier);
-        if (step < 3 && goes_elsewhere(tier, due, dealt.size[j]))
-            return wrong("item %d went to %s, which is not the one that the rule names", j, tier_name[tier]);
+        const int right = step < 3 ? rightful(tier, due, dealt.size[j]) : tier;
+        if (tier != right) return wrong("item %d: expected %s, found %s", j, tier_name[right], tier_name[tier]);
         for (int t = 0; t < NTIERS; t++) due[t] += dealt.size[j] * (dealt.share[t] - (t == tier));
         all += dealt.size[j], holds[tier] += dealt.size[j];
         if (dealt.share[tier] == 0 && step != 3)
