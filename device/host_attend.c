@@ -287,10 +287,10 @@ void host_attend_prefill(const Op *op) {
 // -------------------------------------------------------------------------------------------------
 
 enum {
-    HEADS = 32, /* heads that a task takes at most ... */
-    RUN = 6144, /* ... and their bytes of a token's K: long runs, of which a few blocks stay in the
-                   second cache */
-    WEIGH = 8,  /* tokens whose v are added while o stays in registers */
+    HEADS = 64,  /* heads that a task takes at most ... */
+    RUN = 16384, /* ... and their bytes of a token's K: whole rows of most models, since memory
+                    delivers long runs faster */
+    WEIGH = 8,   /* tokens whose v are added while o stays in registers */
     TOGETHER = VL / NR, /* heads whose scores for NR tokens fill a vector */
 };
 

@@ -38,6 +38,8 @@ enum {
     PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
     PANEL_K = 64, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    NEAR = VL == 4 ? 3 : 2, /* the cache for which weights are prefetched. The second one of x86 has
+                               more requests in flight than the nearest */
 };
 
 // -------------------------------------------------------------------------------------------------
@@ -50,6 +52,8 @@ typedef struct {
     const f16 *w;   /* (outputs, nc), rows k apart */
     int k, outputs, nc;
     bool first, last; /* true for the first and the last block of the columns */
+    int pass, passes; /* these rows of x are number `pass` of so many tiles of rows */
+    const f16 *ahead; /* the weights of the block after this one */
     float *wide;      /* w as floats, as `widen` leaves them; NULL: each tile widens its own */
     float *copy;      /* the rows of x, as `interleave` leaves them */
     V *kept;          /* (outputs, rows): the sums, tile by tile, between two blocks */
@@ -111,13 +115,14 @@ INLINE void add_wide(V *sum, const float *x, const float *w, int vectors, const 
 /* Adds x[i] * w[j] to sum[i * nr + j], element by element, over part p of the nr parts of the
  * block's whole vectors. w[j] are the rows of the tile's outputs. Of the rows and the outputs,
  * those of which there are fewer are loaded first and held in registers: a compiler that loads them
- * again for each product wants more loads than a cycle has. Meanwhile the weights of an output of
- * the next tile are prefetched. */
-INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, const int mr) {
+ * again for each product wants more loads than a cycle has. Meanwhile row p of `next` is
+ * prefetched. */
+INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], const f16 *next, int p,
+                         const int mr) {
     int nr = tile_outputs(mr), vectors = b->nc / VL, end = vectors * (p + 1) / nr * VL;
     const float *x = b->copy;
-    const f16 *next = w[0] + (nr + p) * b->k;
     int c = vectors * p / nr * VL;
+    next += p * b->k;
     for (; VL == 4 && mr == 1 && c + 4 * VL <= end; c += 4 * VL, next += nr * 4 * VL) {
         for (int line = 0; line < nr * 4 * VL; line += 32)
             __builtin_prefetch(next + line);
@@ -127,7 +132,7 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
         V a[FEW], weight[4];
         UNROLL
         for (int line = 0; line < nr * VL; line += 32)
-            __builtin_prefetch(next + line);
+            __builtin_prefetch(next + line, 0, NEAR);
         if (mr < nr || REGISTERS == 32) {
             UNROLL
             for (int i = 0; i < mr; i++)
@@ -154,6 +159,16 @@ INLINE void add_products(V *sum, const Block *b, const f16 *const w[4], int p, c
     }
 }
 
+/* Returns what the tile of the outputs from o on prefetches, rows k apart. The first pass reads the
+ * block and prefetches the next tile of it. The other passes find the block in the second cache, so
+ * memory is idle, and each of their tiles prefetches a tile of the next block or nothing new. */
+INLINE const f16 *prefetched(const Block *b, int o, const int nr) {
+    if (b->pass == 0)
+        return b->w + (o + nr) * b->k;
+    bool mine = o / nr % (b->passes - 1) == b->pass - 1;
+    return (mine ? b->ahead : b->w) + o * b->k;
+}
+
 /* Multiplies mr rows of x by the outputs from o on, over the block's columns; an output that does
  * not exist repeats the last one. The sums go on from `kept` unless the block is the first, and
  * return there unless it is the last; then out[i * OUTPUTS + o + j] is the sum of the elements. */
@@ -161,7 +176,7 @@ INLINE void tile(const Block *b, int o, const int mr) {
     int nr = tile_outputs(mr), all = mr * nr;
     int whole = b->wide ? b->nc : b->nc / VL * VL; /* `wide` has zeros behind the last column */
     V *kept = b->kept + o * mr;
-    const f16 *row[4];
+    const f16 *row[4], *next = prefetched(b, o, nr);
     V sum[FEW * 4], rest[4] = {{0}}; /* the rest is loaded before the sums fill the registers */
     UNROLL
     for (int j = 0; j < nr; j++) {
@@ -179,7 +194,7 @@ INLINE void tile(const Block *b, int o, const int mr) {
         add_wide(sum, b->copy, b->wide + o * round_up(b->nc, VL), ceil_div(b->nc, VL), mr);
     else
         for (int p = 0; p < nr; p++)
-            add_products(sum, b, row, p, mr);
+            add_products(sum, b, row, next, p, mr);
     if (whole < b->nc) {
         UNROLL
         for (int i = 0; i < mr; i++) {
@@ -358,7 +373,8 @@ static void linear_finish(const Op *op, const float *sum, size_t r, size_t col, 
 static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
     int k = op->linear.x.cols, depth = rows == 1 ? k : COLUMNS;
     int x_floats = imin(rows, FEW) * round_up(depth, VL);
-    Block b = {.k = k, .outputs = n};
+    Block b = {.k = k, .outputs = n, .passes = ceil_div(rows, FEW)};
+    const f16 *w = (const f16 *)op->linear.w.at + (size_t)col * k;
     int w_floats = WIDEN && rows > FEW ? OUTPUTS * COLUMNS : 0;
     b.copy = scratch(x_floats + w_floats + (FEW + rows * VL) * OUTPUTS);
     b.out = b.copy + x_floats;
@@ -368,13 +384,15 @@ static void task_of_halves(const Op *op, int row, int rows, int col, int n) {
         b.nc = imin(depth, k - c);
         b.first = c == 0;
         b.last = c + b.nc == k;
-        b.w = (const f16 *)op->linear.w.at + (size_t)col * k + c;
+        b.w = w + c;
+        b.ahead = b.last ? w + (size_t)n * k : b.w + depth;
         if (b.wide)
             widen(&b);
         for (int i = 0; i < rows; i += FEW) {
             int mr = imin(FEW, rows - i);
             b.x = (const float *)op->linear.x.at + (size_t)(row + i) * k + c;
             b.kept = kept + i * OUTPUTS;
+            b.pass = i / FEW;
             for_rows(multiply_block, &b, mr);
             for (int r = 0; b.last && r < mr; r++)
                 linear_finish(op, b.out + r * OUTPUTS, row + i + r, col, n);

@@ -2,10 +2,13 @@
 # bench.sh BUILD: what this machine can do, then what flexgen does beside it, all from one run of about three minutes.
 #
 #   machine   multiply-adds and a plain read of memory on all threads, memcpy on one, direct transfers of the disk
-#   kernels   BUILD/bench_host: linear beside OpenBLAS (if there) and the multiply-adds, attention beside the plain read
-#   runs      flexgen bench on opt-125m: compute beside linear, one prompt's decoding beside the plain read (opt-1.3b too), the disk
+#   kernels   BUILD/bench_host: linear beside OpenBLAS (if there), attention beside the plain read
+#   runs      flexgen bench on opt-125m: prefill, decoding and one prompt's decoding (opt-1.3b too), each beside its bound, the disk
 #             tier beside a direct read, packed weights beside fp16, overlap on beside off and beside the busiest channel (no
 #             schedule can be faster than that)
+#
+# The bound of products is the slower of two: their multiply-adds, and a plain read of their weights if these are larger than the last
+# cache.
 #
 # The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
 # the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
@@ -20,8 +23,12 @@ trap 'exit 1' INT TERM
 "$build/bench_host" >"$tmp/host"
 fma=$(awk '$1 == "multiply_add" { print $2 }' "$tmp/machine")
 read=$(sed -n 's/.*plain read *\([0-9.]*\).*/\1/p' "$tmp/host" | head -1)
-linear=$(awk '/^linear 2048/ { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { print $(f - 1); exit } }' "$tmp/host")
-few=$(awk '/^linear *16 / { for (f = 2; f <= NF; f++) if ($f == "GFLOP/s") { print $(f - 1); exit } }' "$tmp/host")
+cache=$(getconf LEVEL3_CACHE_SIZE 2>/dev/null) || cache=
+# share(FLOP, bytes, seconds) says which of the two bounds is the slower one, and how much of the seconds it is.
+bound='function share(flop, bytes, s) {
+    a = flop / '"$fma"' / 1e9; m = bytes / '"$read"' / 1e9
+    return sprintf("%s %.0f%%", a > m ? "multiply-adds" : "plain read", 100 * (a > m ? a : m) / s)
+}'
 
 echo "machine ($(awk '$1 == "threads" { print $2 }' "$tmp/machine") threads, $(uname -m), disk at $dir)"
 awk -v read="$read" '
@@ -35,9 +42,13 @@ awk -v read="$read" '
     }' "$tmp/machine"
 
 echo "kernels"
-awk -v fma="$fma" '
-    /^linear/ { for (f = 2; f <= NF; f++) if ($f ~ /^GFLOP\/s/) { rate = $(f - 1); break }
-                printf "  %s   multiply-adds %.0f%%\n", $0, 100 * rate / fma; next }
+awk -v cache="${cache:-0}" "$bound"'
+    /^linear/ { first = $2 == "packed" ? 3 : 2
+                for (f = first; f <= NF; f++) if ($f ~ /^GFLOP\/s/) { rate = $(f - 1); break }
+                numbers = $(first + 2) * $(first + 4)
+                bytes = numbers * ($2 == "packed" ? 36 / 64 : 2)
+                printf "  %s   %s\n", $0, share(2 * $first * numbers, bytes > cache ? bytes : 0, 2 * $first * numbers / rate / 1e9)
+                next }
     /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 
 # run NAME FLAGS...: one run of $model with random weights, as NAME.json
@@ -60,11 +71,11 @@ median() { printf '%s\n' "$@" | sort -g | sed -n "$((($# + 1) / 2))p"; }
 echo "runs (opt-125m, random weights)"
 memory="--num-gpu-batches 1 --prompt-len 128 --gen-len 32 --percent 100 0 100 0 100 0"
 run memory --gpu-batch-size 16 $memory
-awk -v pre="$(get memory prefill_s)" -v dec="$(get memory decode_s)" -v linear="$linear" -v few="$few" 'BEGIN {
-    layer = 2 * (4 * 768 * 768 + 2 * 768 * 3072) * 12; head = 2 * 50272 * 768 # FLOP a token, attention left out
-    p = 16 * (128 * layer + head) / pre / 1e9; d = 16 * 31 * (layer + head) / dec / 1e9
-    printf "  all in memory, 16 x 128 + 32: prefill %6.1f GFLOP/s, linear 2048 rows %6.1f (%.0f%%)\n", p, linear, 100 * p / linear
-    printf "                                decode  %6.1f GFLOP/s, linear   16 rows %6.1f (%.0f%%)\n", d, few, 100 * d / few
+awk -v pre="$(get memory prefill_s)" -v dec="$(get memory decode_s)" "$bound"'BEGIN {
+    layer = 2 * (4 * 768 * 768 + 2 * 768 * 3072) * 12; head = 2 * 50272 * 768 # FLOP a token, attention left out; and bytes
+    p = 16 * (128 * layer + head); d = 16 * 31 * (layer + head)
+    printf "  all in memory, 16 x 128 + 32: prefill %6.1f GFLOP/s   %s\n", p / pre / 1e9, share(p, 0, pre)
+    printf "                                decode  %6.1f GFLOP/s   %s\n", d / dec / 1e9, share(d, 31 * (layer + head), dec)
 }'
 
 # One prompt alone reads every weight of the layers and of the head for each token.

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 
-from plot_trace import INK, box, document, label, legend, number, tick_step
+from plot_trace import LINE, box, document, label, legend, number, tick_step
 
 TEXT, PLOTS = "docs/EXPERIMENTS.md", "docs/experiments"
 FLEXGEN = os.environ.get("FLEXGEN", "./flexgen")
@@ -93,7 +93,7 @@ def draw(name, title, across, up, lines, log=False, points=False):
     y = Axis([p[1] for l in lines.values() for p in l], top + height, top, False)
     parts = []
     for tick in y.ticks:
-        parts.append(f"<path d='M{left} {number(y.at(tick))}h{width}' stroke='{INK}' stroke-opacity='.22'/>")
+        parts.append(f"<path d='M{left} {number(y.at(tick))}h{width}' stroke='{LINE}' stroke-opacity='.22'/>")
         parts.append(label(left - 8, y.at(tick) + 4, f"{tick:g}", 11, "end"))
     for tick in x.ticks:
         parts.append(label(x.at(tick), top + height + 17, f"{tick:g}", 11, "middle"))
@@ -107,7 +107,7 @@ def draw(name, title, across, up, lines, log=False, points=False):
     if points:  # where both are equal
         most = min(x.high, y.high)
         parts.append(f"<path d='M{number(x.at(0))} {number(y.at(0))}L{number(x.at(most))} {number(y.at(most))}' "
-                     f"stroke='{INK}' stroke-dasharray='3 3'/>")
+                     f"stroke='{LINE}' stroke-dasharray='3 3'/>")
     parts += [label(left, top - 6, up, 11), label(left + width, top + height + 34, across, 11, "end")]
     entries, more = legend(colors, left, top + height + 44, width)
     said = f"{title}: {up} by {across}\n"

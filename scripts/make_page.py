@@ -121,18 +121,19 @@ def picture(alt, path):
     with open(os.path.join(os.path.dirname(TOUR), path), encoding="utf-8") as f:
         svg = f.read().strip()
     svg = re.sub(r" width='\d+' height='\d+'", f" role='img' aria-label='{html.escape(alt)}'", svg, count=1)
-    return f'<figure class="wide" tabindex="0">{svg}</figure>'
+    svg = re.sub(r"<style>.*?</style>\n|<rect class='ground'.*?/>\n", "", svg)  # the page has its own ground, and style.css the ink
+    return f'<figure class="wide" tabindex="0" aria-label="{html.escape(alt)}">{svg}</figure>'
 
 
 def table(lines):
     rows = [[inline(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
     head = "".join(f'<th scope="col">{cell}</th>' for cell in rows[0])
     body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:])
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    return f'<div class="wide" tabindex="0" role="group" aria-label="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
 def listing(lines):
-    return '<pre tabindex="0">' + html.escape("\n".join(lines), quote=False) + "</pre>"
+    return '<pre tabindex="0" role="group" aria-label="listing">' + html.escape("\n".join(lines), quote=False) + "</pre>"
 
 
 def block(lines):
@@ -197,7 +198,7 @@ PLAYER = """
 <div class="controls" role="group" aria-label="Playing">
 <button type="button" id="back" aria-label="Back by one square">&#9664;</button>
 <button type="button" id="play" aria-label="Play">Play</button>
-<button type="button" id="forth" aria-label="Forth by one square">&#9654;</button>
+<button type="button" id="forth" aria-label="Forward by one square">&#9654;</button>
 <select id="speed" aria-label="Speed"><option value="1">1 ms a second</option><option value="5">5 ms a second</option>
 <option value="20" selected>20 ms a second</option><option value="100">100 ms a second</option></select>
 </div>

@@ -205,7 +205,7 @@ def formula(lines):
         math = Formula(line).row("")
         more = ' class="more"' if rows and line[0] in "+=" else ""
         rows.append(f'<div{more}><math displaystyle="true">{math}</math></div>')
-    return '<div class="formula" tabindex="0">' + "\n".join(rows) + "</div>"
+    return '<div class="formula" tabindex="0" role="group" aria-label="formula">' + "\n".join(rows) + "</div>"
 
 
 # ------------------------------------------------------------------ the code
@@ -296,7 +296,7 @@ def listing(path, name, wanted):
         out.append(f"<code{jump}>{line}\n</code>")
         last = n
     return (f'<figure class="code"><figcaption><a href="../{path}#L{first}">{path}</a>, line {first}: <b>{name}</b></figcaption>'
-            f'<pre tabindex="0">' + "".join(out) + "</pre></figure>")
+            f'<pre tabindex="0" role="group" aria-label="{path}: {name}">' + "".join(out) + "</pre></figure>")
 
 
 def places(station, field):
@@ -485,7 +485,7 @@ def station(s, n, all_stations):
         f'<h3 id="t{n}"><a href="#{s.id}"><span class="n">{n}</span> {prose(s.title)}</a></h3>',
         f'<p class="place">{prose(s.text("place"))}</p>', paragraph(s, "paper"),
         formula(s.lines("formula")) if s.lines("formula") else "", picture(s), code(s),
-        '<div class="notes">', paragraph(s, "miss"), paragraph(s, "differs"), "</div>", paragraph(s, "number"), '<pre class="run" tabindex="0">' + html.escape("\n".join(s.listing), quote=False) + "</pre>",
+        '<div class="notes">', paragraph(s, "miss"), paragraph(s, "differs"), "</div>", paragraph(s, "number"), '<pre class="run" tabindex="0" role="group" aria-label="commands and what they print">' + html.escape("\n".join(s.listing), quote=False) + "</pre>",
         also(s), exercises(s), "</section>") if part)
 
 

@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 
-from plot_trace import INK, Fault, document, draw, label, number, text_width
+from plot_trace import LINE, Fault, document, draw, label, number, text_width
 
 WIDTH, HEIGHT = 900, 470                  # of the drawing, pixels
 LEFT, RIGHT, BOTTOM = 66, 20, 78          # around the axes
@@ -86,8 +86,8 @@ def draw_axes(x, y):
         if numbered:
             parts.append(label(x.a - 7, y.at(value) + 4, f"{value:g}", 11, "end"))
     middle = number((y.a + y.b) / 2)
-    return [f"<path d='{minor}' stroke='{INK}' stroke-opacity='.1'/><path d='{major}' stroke='{INK}' stroke-opacity='.28'/>",
-            f"<path d='M{x.a} {y.b}V{y.a}H{x.b}' fill='none' stroke='{INK}'/>", *parts,
+    return [f"<path d='{minor}' stroke='{LINE}' stroke-opacity='.1'/><path d='{major}' stroke='{LINE}' stroke-opacity='.28'/>",
+            f"<path d='M{x.a} {y.b}V{y.a}H{x.b}' fill='none' stroke='{LINE}'/>", *parts,
             label((x.a + x.b) / 2, y.a + 38, "latency of a block (s)", 12, "middle"),
             label(16, (y.a + y.b) / 2, "throughput (token/s)", 12, "middle", f" transform='rotate(-90 16 {middle})'")]
 
@@ -149,7 +149,7 @@ def draw_policies(lines, places, frame):
             side, anchor = (box[0], "start") if box[0] > x else (box[2], "end")
             parts.append(label(side, box[3] - 2, line.names[i], SMALL, anchor))
             if pole:
-                parts.append(f"<path d='M{number(x)} {number(y)}v{number(pole)}' stroke='{INK}' stroke-opacity='.7'/>")
+                parts.append(f"<path d='M{number(x)} {number(y)}v{number(pole)}' stroke='{LINE}' stroke-opacity='.7'/>")
     return parts
 
 

@@ -10,7 +10,7 @@ import argparse
 import math
 import re
 
-from plot_trace import INK, Fault, arrow, box, document, draw, label, legend, number, text_width, tick_step
+from plot_trace import LINE, Fault, arrow, box, document, draw, ink_on, label, legend, number, text_width, tick_step
 
 TOUR = "docs/TOUR.md"
 TIERS = ["GPU", "CPU", "disk"]
@@ -49,7 +49,7 @@ def plot_plan():
     bottom = top + pitch * len(tiers) - (pitch - height)
     for k in range(int(most / step) + 1):
         x = left + k * step / most * width
-        parts.append(f"<path d='M{number(x)} {top - 6}V{number(bottom + 6)}' stroke='{INK}' stroke-opacity='.22'/>")
+        parts.append(f"<path d='M{number(x)} {top - 6}V{number(bottom + 6)}' stroke='{LINE}' stroke-opacity='.22'/>")
         parts.append(label(x, bottom + 20, f"{k * step:,}", anchor="middle"))
     for y, (tier, bar) in zip(range(top, 10 ** 6, pitch), tiers.items()):
         parts.append(label(left - 10, y + height / 2 - 3, tier, 12, "end", " font-weight='bold'"))
@@ -60,7 +60,8 @@ def plot_plan():
             parts.append(f"<path d='{box(x, y, max(w - .6, .4), height)}' fill='{PURPOSES[purpose(region)]}'>"
                          f"<title>{region}: {size} bytes</title></path>")
             if w > text_width(str(size), 10) + 4:
-                parts.append(label(x + w / 2, y + height / 2 + 4, str(size), 10, "middle", " style='fill:#14171b'"))
+                ink = ink_on(PURPOSES[purpose(region)])
+                parts.append(label(x + w / 2, y + height / 2 + 4, str(size), 10, "middle", f" fill='{ink}'"))
             x += w
     used = {purpose(region) for bar in tiers.values() for region, _ in bar}
     entries, more = legend({p: c for p, c in PURPOSES.items() if p in used}, left, bottom + 36, width)
@@ -142,7 +143,7 @@ def plot_square():
         pairs += [(op, lane, s, t, list(dict.fromkeys(r for r, _ in read if r in MARKS)))
                   for s in sources for t in dict.fromkeys(r for r, _ in written) if s != t]
     for tier, (top, bottom) in BANDS.items():
-        parts.append(f"<path d='{box(12, top, WIDTH - 24, bottom - top)}' fill='{INK}' fill-opacity='.1'/>")
+        parts.append(f"<path d='{box(12, top, WIDTH - 24, bottom - top)}' fill='{LINE}' fill-opacity='.1'/>")
         parts.append(label(WIDTH - 20, bottom - 8, tier, 13, "end", " font-weight='bold'"))
     links = {(s, t) for _, _, s, t, _ in pairs}
     for op, lane, source, target, marks in pairs:
@@ -150,7 +151,7 @@ def plot_square():
         parts.append(path)
         w = text_width(op, 10) + 6
         numbers.append(f"<rect x='{number(x - w / 2)}' y='{number(y - 8)}' width='{number(w)}' height='15' rx='3' fill='{color}'/>"
-                       + label(x, y + 3.5, op, 10, "middle", " style='fill:#fff'"))
+                       + label(x, y + 3.5, op, 10, "middle", f" fill='{ink_on(color)}'"))
         numbers += [f"<path d='{box(x + w / 2 + 2 + 9 * n, y - 4, 7, 7)}' fill='{MARKS[m]}'/>" for n, m in enumerate(marks)]
     for region, (x, y) in PLACES.items():
         if region not in cells:
@@ -158,8 +159,8 @@ def plot_square():
         of, name = sorted(cells[region]), region[1].replace("workspace: ", "")
         name += (f" #{of[0]}" if of else "") + (f"-{of[-1]}" if len(of) > 1 else "")
         fill = MARKS.get(region)
-        parts.append(f"<rect x='{x - W / 2}' y='{y - H / 2}' width='{W}' height='{H}' rx='4' stroke='{INK}' "
-                     f"fill='{fill or INK}' fill-opacity='{.3 if fill else .1}'/>")
+        parts.append(f"<rect x='{x - W / 2}' y='{y - H / 2}' width='{W}' height='{H}' rx='4' stroke='{LINE}' "
+                     f"fill='{fill or LINE}' fill-opacity='{.3 if fill else .1}'/>")
         parts.append(label(x, y + 4, name, 11, "middle"))
     used = {lane for _, lane, *_ in ops}
     entries, more = legend({name: c for name, (c, pattern) in LANES.items() if any(re.match(pattern, lane) for lane in used)}, 24, 468, 560)

@@ -28,7 +28,8 @@ import sys
 MAX_SLICES = 1500   # drawn one by one, beyond that as columns
 MAX_SQUARES = 1500  # an SVG stays below 100 KB with as many
 WIDTH = 960         # of a drawing without its labels, pixels
-INK = "#7b828c"     # readable on white and on black
+LINE = "#7b828c"    # of axes and frames; seen on both grounds
+INK, GROUND = ("#3d444d", "#c3c9d1"), ("#fff", "#15181c")  # of texts, and what is behind them: by day, and in the dark
 FONT = "font-family='Helvetica,Arial,sans-serif'"
 
 # the order of the legend; colours stand out on white and on black
@@ -140,10 +141,26 @@ def label(x, y, text, size=11, anchor="start", extra=""):
     return f"<text {place} font-size='{size}' text-anchor='{anchor}'{extra}>{html.escape(text)}</text>"
 
 
+def luminance(color):
+    """Of #rgb or #rrggbb, as WCAG defines it: from 0, black, to 1, white."""
+    digits = color[1:] if len(color) == 7 else "".join(2 * d for d in color[1:])
+    light = (int(digits[n:n + 2], 16) / 255 for n in (0, 2, 4))
+    return sum(share * (v / 12.92 if v <= .04045 else ((v + .055) / 1.055) ** 2.4) for share, v in zip((.2126, .7152, .0722), light))
+
+
+def ink_on(color):
+    """Black or white, whichever has more contrast with the colour: 4.58:1 at least."""
+    light = luminance(color) + .05
+    return "#000" if light / .05 > 1.05 / light else "#fff"
+
+
 def document(width, height, title, parts):
-    head = (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {math.ceil(width)} {math.ceil(height)}' "
-            f"width='{math.ceil(width)}' height='{math.ceil(height)}' {FONT} fill='{INK}'>")
-    return "\n".join([head, f"<title>{html.escape(title)}</title>", label(12, 24, title, 15, extra=" font-weight='bold'"),
+    """The drawing brings its own ground, so that its texts can be read wherever it is shown."""
+    width, height = math.ceil(width), math.ceil(height)
+    head = (f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' {FONT} fill='{INK[0]}'>")
+    dark = f"<style>@media (prefers-color-scheme: dark) {{ svg {{ fill: {INK[1]} }} .ground {{ fill: {GROUND[1]} }} }}</style>"
+    ground = f"<rect class='ground' width='{width}' height='{height}' fill='{GROUND[0]}'/>"
+    return "\n".join([head, dark, ground, f"<title>{html.escape(title)}</title>", label(12, 24, title, 15, extra=" font-weight='bold'"),
                       *parts, "</svg>\n"])
 
 
@@ -172,7 +189,7 @@ def time_axis(begin, end, x_of, top, bottom):
     for n in range(math.ceil(begin / step - 1e-9), math.floor(end / step + 1e-9) + 1):
         x, value = x_of(n * step), n * step / unit
         decimals = max(0, -math.floor(math.log10(step / unit) + 1e-9))
-        parts.append(f"<path d='M{number(x)} {number(top)}V{number(bottom)}' stroke='{INK}' stroke-opacity='.22'/>")
+        parts.append(f"<path d='M{number(x)} {number(top)}V{number(bottom)}' stroke='{LINE}' stroke-opacity='.22'/>")
         parts.append(label(x, bottom + 15, f"{value:.{decimals}f} {name}", anchor="middle"))
     return parts
 
@@ -190,7 +207,7 @@ def sweep_marks(slices, begin, end, x_of, top, bottom):
             continue
         text = f"sweep {i}" + (", prefill" if s.prefill else "")
         free = x + text_width(text) + 8
-        parts.append(f"<path d='M{number(x)} {number(top - 14)}V{number(bottom)}' stroke='{INK}' stroke-dasharray='2 3'/>")
+        parts.append(f"<path d='M{number(x)} {number(top - 14)}V{number(bottom)}' stroke='{LINE}' stroke-dasharray='2 3'/>")
         parts.append(label(x + 4, top - 5, text))
     return parts
 
@@ -208,16 +225,17 @@ def legend(colors, x, y, width):
 
 
 def exact_boxes(slices, x_of, tops, begin, end, height):
-    """A box a slice: {call: [path]}, and j and k in those that are wide enough."""
-    paths, labels = {}, []
+    """A box a slice: {call: [path]}, and j and k in those that are wide enough: {call: [text]}."""
+    paths, labels, room = {}, {}, 400
     for s in slices:
         x, right = x_of(max(s.begin, begin)), x_of(min(s.end, end))
         gap = min(0.6, (right - x) / 4)  # neighbours of one call stay apart
         paths.setdefault(s.name, []).append(box(x, tops[s.lane], max(right - x - gap, 0.6), height))
         text = f"{s.j},{s.k}"
-        if right - x > 6.5 * len(text) and len(labels) < 400:
+        if right - x > 6.5 * len(text) and room:
+            room -= 1
             y = tops[s.lane] + height / 2 + 3.5
-            labels.append(f"<text x='{number((x + right) / 2)}' y='{number(y)}'>{text}</text>")
+            labels.setdefault(s.name, []).append(f"<text x='{number((x + right) / 2)}' y='{number(y)}'>{text}</text>")
     return paths, labels
 
 
@@ -238,7 +256,7 @@ def busy_columns(slices, x_of, tops, begin, end, height, step, left):
         filled[lane, column] = used + h
         if h >= 0.3:
             paths.setdefault(name, []).append(box(left + column * step, tops[lane] + height - used - h, step, h))
-    return paths, []
+    return paths, {}
 
 
 def draw_boxes(slices, x_of, tops, begin, end, height, left):
@@ -271,12 +289,14 @@ def plot_lanes(slices, lanes, stages, begin, end, title):
             marks.append(label(12, first - 21, stages.get(pid, f"process {pid}"), 12, extra=" font-weight='bold'"))
     parts = time_axis(begin, end, x_of, top, bottom) + marks
     for lane, name in lanes.items():
-        parts.append(label(left - 10, tops[lane] + 10, name, 12, "end"))
-        parts.append(label(left - 10, tops[lane] + 21, channel[lane], 9, "end", " fill-opacity='.8'"))
+        alone = channel[lane] == name
+        parts.append(label(left - 10, tops[lane] + (15 if alone else 10), name, 12, "end"))
+        if not alone:
+            parts.append(label(left - 10, tops[lane] + 21, channel[lane], 9, "end"))
     paths, labels = draw_boxes(slices, x_of, tops, begin, end, height, left)
     parts += [f"<path fill='{color}' d='{''.join(paths.get(name, []))}'/>" for name, color in colors.items()]
-    if labels:
-        parts.append(f"<g font-size='9.5' text-anchor='middle' fill='#fff'>{''.join(labels)}</g>")
+    parts += [f"<g font-size='9.5' text-anchor='middle' fill='{ink_on(color)}'>{''.join(labels[name])}</g>"
+              for name, color in colors.items() if name in labels]
     entries, more = legend(colors, left, bottom + 32, WIDTH)
     note = f"In a box: layer j{' of the stage' if above else ''}, GPU batch k." if labels else ""
     if len(slices) > MAX_SLICES:
@@ -326,7 +346,10 @@ class Grid:
         self.slanted = any(a.i == b.i and a.j == b.j and a.column != b.column for a, b in zip(squares, squares[1:]))
         self.cell = min(30, (WIDTH + 100 - self.gap * (self.columns - 1)) / (self.columns * self.layers))
         self.pitch = self.cell + (12 if self.slanted else 0)  # of rows; room for the slope of a diagonal
-        self.numbers = self.cell >= 17 and len(squares) < 1000
+        self.size = 8.5 if self.cell >= 22 else 7  # of a square's number, which is top left in it
+        beside = 4.5 + 0.57 * self.size * len(str(len(squares)))  # where the path is clear of the numbers
+        self.numbers = self.cell >= 17 and beside <= 0.87 * self.cell
+        self.path_x, self.path_y = (max(0.67 * self.cell, beside), 0.67 * self.cell) if self.numbers else (self.cell / 2, self.cell / 2)
         self.left, self.top = 76, 74 if self.cell >= 9 else 60
         if self.cell < 5:
             raise Fault(f"{self.columns} tokens of {self.layers} layers do not fit: choose fewer with --sweeps A:B")
@@ -341,9 +364,19 @@ class Grid:
         return self.top + (row - self.row0) * self.pitch
 
     def middle(self, s):
-        """Where the path goes: clear of the numbers, which are top left."""
-        share = 0.67 if self.numbers else 0.5
-        return self.x(s) + self.cell * share, self.y(s.row) + self.cell * share
+        """Where the path goes."""
+        return self.x(s) + self.path_x, self.y(s.row) + self.path_y
+
+    def way(self, a, b):
+        """From a square to another between the squares, so that the line crosses no number. The first point is left out."""
+        (x0, y0), (x1, y1) = self.middle(a), self.middle(b)
+        if x0 == x1 or y0 == y1 and x0 < x1:
+            return [(x1, y1)]
+        if b.row < a.row:
+            left = self.x(b) - (self.gap / 2 if b.j == self.layer0 else 0)
+            return [(left, y0), (left, y1), (x1, y1)]
+        above = self.y(b.row) - (self.pitch - self.cell) / 2
+        return [(x0, above), (x1, above), (x1, y1)]
 
 
 def arrow(points, size):
@@ -378,14 +411,14 @@ def red_path(runs, grid):
     """Arrows through runs, dashes from one's end to the next one's beginning."""
     lines, heads, returns = [], [], []
     for run in runs:
-        points = [grid.middle(s) for s in run]
+        points = [grid.middle(run[0])] + [point for a, b in zip(run, run[1:]) for point in grid.way(a, b)]
         line, head = arrow(points, max(4.0, min(7.0, grid.cell * 0.26))) if len(run) > 1 else \
             ("", box(points[0][0] - 1.5, points[0][1] - 1.5, 3, 3))
         lines.append(line)
         heads.append(head)
     for run, following in zip(runs, runs[1:]):
         if run[-1] is not following[0]:
-            returns.append(arrow([grid.middle(run[-1]), grid.middle(following[0])], 1)[0])
+            returns.append(arrow([grid.middle(run[-1]), *grid.way(run[-1], following[0])], 1)[0])
     stroke = 2 if grid.cell >= 14 else 1.3
     return [f"<g stroke='{RED}' fill='none'>"
             f"<path d='{''.join(returns)}' stroke-opacity='.7' stroke-dasharray='3 3'/>"
@@ -394,8 +427,8 @@ def red_path(runs, grid):
 
 
 def paths(squares, grid):
-    """All of the order where its lines do not cross. A diagonal's do: there it is that of one sweep, the first with the
-    most squares, which are framed as in Figure 6. Returns (parts, that sweep or None)."""
+    """All of the order where its lines do not cross. A diagonal's do: there it is that of one layer, and on to the next, in the
+    first sweep with the most squares, which are framed as in Figure 6. Returns (parts, that sweep or None)."""
     if not grid.slanted:
         return red_path(runs_of(squares, grid), grid), None
     sweeps = {}
@@ -404,7 +437,9 @@ def paths(squares, grid):
     chosen = max(sorted(sweeps), key=lambda i: len(sweeps[i]))
     frames = "".join(box(grid.x(s) + 1, grid.y(s.row) + 1, grid.cell - 2, grid.cell - 2) for s in sweeps[chosen])
     parts = [f"<path d='{frames}' fill='none' stroke='{RED}' stroke-width='1.6'/>"]
-    return parts + red_path(runs_of(sweeps[chosen], grid), grid), chosen
+    first = sweeps[chosen][0].j
+    shown = [s for s in sweeps[chosen] if s.j == first]
+    return parts + red_path(runs_of(shown + sweeps[chosen][len(shown):][:1], grid), grid), chosen
 
 
 def grid_labels(squares, grid, head):
@@ -432,8 +467,8 @@ def grid_labels(squares, grid, head):
 def squares_legend(squares, grid, head, chosen, y, width):
     """Returns (parts, their bottom). Entries are (what to draw at 0 0, its width, text)."""
     layers = grid.layers - (head is not None)
-    text = "order of computing" if chosen is None else f"order of computing in sweep {chosen}; numbers: in all sweeps"
-    text += ", as numbered" if grid.numbers and chosen is None else ""
+    text = "order of computing" + (", as numbered" if grid.numbers else "")
+    text += "" if chosen is None else f"; the line is layer {grid.layer0} in sweep {chosen}"
     solid = f"<path d='M0 6h22' stroke='{RED}' stroke-width='2'/><path d='M28 6l-7 -3.5v7z' fill='{RED}'/>"
     dashed = f"<path d='M0 6h28' stroke='{RED}' stroke-opacity='.7' stroke-dasharray='3 3'/>"
     entries = [(solid, 28, text), (dashed, 28, "back to where it goes on")]
@@ -470,7 +505,7 @@ def plot_squares(slices, title):
     parts = grid_labels(squares, grid, head)
     parts += [f"<path fill='{color}' d='{''.join(boxes)}'/>" for color, boxes in by_color.items()] + red
     if grid.numbers:
-        parts.append(f"<g font-size='{8.5 if grid.cell >= 22 else 7}' fill='#30343a'>{''.join(numbers)}</g>")
+        parts.append(f"<g font-size='{grid.size}' fill='#30343a'>{''.join(numbers)}</g>")
     width = max(grid.group_x(grid.column0 + grid.columns) - grid.gap, grid.left + 450, 24 + text_width(title, 15)) + 16
     entries, bottom = squares_legend(squares, grid, head, chosen, grid.y(grid.row0 + grid.rows) + 14, width)
     return document(width, bottom, title, parts + entries)

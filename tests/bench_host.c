@@ -6,12 +6,14 @@
 
 #include "ops.h"
 
-/* Zeros that begin at a page, as the tiers do, until free_rooms is called. */
+/* Zeros in large pages, as in the tiers, until free_rooms is called. */
 static void *rooms[16];
 static int nrooms;
 static void *room(size_t n, size_t size) {
-    const size_t page = 4096;
-    return rooms[nrooms++] = memset(aligned_alloc(page, (n * size + page - 1) / page * page), 0, n * size);
+    const size_t page = 2 << 20, bytes = (n * size + page - 1) / page * page;
+    void *p = rooms[nrooms++] = aligned_alloc(page, bytes);
+    memory_enlarge(p, bytes);
+    return memset(p, 0, bytes);
 }
 static void free_rooms(void) {
     while (nrooms) free(rooms[--nrooms]);
@@ -169,15 +171,16 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
 }
 
 int main(int argc, char **argv) {
-    static const int products[][3] = {
-        {16, 2048, 2048}, {1, 8192, 8192}, {4, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
+    static const int products[][3] = {{16, 2048, 2048}, {1, 8192, 8192},  {4, 8192, 8192},  {8, 8192, 8192},
+                                      {16, 8192, 8192}, {32, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
     void *blas = dlopen("libopenblas.so.0", RTLD_NOW);
     Sgemm *sgemm = NULL;
     if (blas) *(void **)&sgemm = dlsym(blas, "cblas_sgemm");
     printf("%s, %d threads%s\n", host_isa(), host_set_threads(argc > 1 ? atoi(argv[1]) : 0),
            sgemm ? "" : ", no OpenBLAS to compare with");
     const double linear = linear_rate(2048, 2048, 2048, sgemm);
-    for (int i = 0; i < 5; i++) linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
+    for (size_t i = 0; i < sizeof products / sizeof *products; i++)
+        linear_rate(products[i][0], products[i][1], products[i][2], sgemm);
     attend_rate(8, 2048, 16, 4096, 32);
     attend_rate(1, 16384, 16, 4096, 32);
     attend_rate(48, 2048, 16, 768, 12);

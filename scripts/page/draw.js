@@ -74,13 +74,20 @@ function drawLanes() {
       c.fillRect(x, y + 3, Math.max(right - x - 0.5, 0.7), tall - 5);
       c.globalAlpha = 1;
       const text = bar.layer === LAYERS - 1 ? "h" : String(bar.layer);
-      if (right - x > 8 * text.length + 2) write(c, text, (x + right) / 2, y + tall / 2 + 1, "center", bar.begin > now ? ink.ink : "#14171b");
+      if (right - x > 8 * text.length + 2) write(c, text, (x + right) / 2, y + tall / 2 + 1, "center", bar.begin > now ? ink.ink : inkOn(CALLS[bar.call][1]));
     }
   });
   const x = left + (wide - left) * PAST;
   c.fillStyle = ink.now;
   c.fillRect(x - 1, 0, 2, bottom);
   write(c, "now", x, bottom + 9, "center", ink.now);
+}
+
+/* Black or white, whichever has more contrast with a colour #rrggbb: 4.58:1 at least. */
+function inkOn(color) {
+  const light = [1, 3, 5].map(n => parseInt(color.slice(n, n + 2), 16) / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0.05);
+  return light / 0.05 > 1.05 / light ? "#000" : "#fff";
 }
 
 /* Many causes, one drawing a frame. */
@@ -92,8 +99,9 @@ function redraw() {
 function colors() {
   const style = getComputedStyle(document.documentElement);
   for (const name of ["ink", "soft", "line", "empty", "done", "sweep", "now"]) ink[name] = style.getPropertyValue("--" + name).trim();
-  redraw();
+  draw();
 }
+for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", colors);
 
 function legend(id, entries) {
   for (const [name, color] of entries) {

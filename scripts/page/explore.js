@@ -12,6 +12,7 @@ const FIELDS = ["model", "machine", "s", "n", "pack", "sparse", "schedule", "lat
   "wg", "wc", "cg", "cc", "hg", "hc", "gbs", "batches", "attends"];
 const USUAL = {model: "opt-30b", machine: "t4", s: "512", n: "32"};
 const SHADES = ["#3f74b0", "#6ea6e6", "#9db8d6", "#e8a15c", "#7fa650", "#b07fb8", "#c9b458", "#8c8c8c"];
+const PLOT = ["#3f74b0", "#b8741f"]; // of the two lines of Figure 1; seen on white and on black
 const element = (name, text = "", of = {}) => Object.assign(document.createElement(name), {textContent: text}, of);
 const digits = (x, n = 3) => x === 0 ? "0" : Number(x.toPrecision(n)).toLocaleString("en", {maximumSignificantDigits: n});
 const bytes = x => x >= 1e8 || !x ? digits(x / 1e9) + " GB" : digits(x / 1e6) + " MB";
@@ -63,9 +64,9 @@ const names_of = key => [key, key + "_p", key + "_g"].filter(name => machines[at
 function make_sliders() {
   for (const [label, unit, size, keys] of SLIDERS) {
     const input = element("input", "", {type: "range", min: -20, max: 20, step: 1, value: 0, id: keys[0]});
-    const box = element("label", label);
+    const box = element("div", "", {className: "slider"});
     input.setAttribute("list", "middle");
-    box.append(element("output", "", {id: keys[0] + "-is"}), input);
+    box.append(element("label", label, {htmlFor: keys[0]}), element("output", "", {id: keys[0] + "-is"}), input);
     at("sliders").append(box);
   }
   const list = element("datalist", "", {id: "middle"});
@@ -144,7 +145,7 @@ function from_address() {
 // -------------------------------------------------- the answer
 
 const JSON_FILE = ["--json", "answer.json"];
-let newest = 0, best, drawn = "";
+let newest = 0, best, answered = false;
 
 async function solve(flags) {
   const answer = await quick.ask(["policy", ...question(), ...flags, "--explain", ...JSON_FILE], ["answer.json"]);
@@ -164,13 +165,16 @@ async function answer() {
   const found = await solve(schedule());
   if (mine !== newest) return;
   best = found.refusal ? null : found;
+  if (at("hand").checked && !at("gbs").value) take(), to_address();
   const shown = at("hand").checked ? await solve([...by_hand(), ...schedule()]) : found;
   if (mine !== newest) return;
   at("answer").setAttribute("aria-busy", "false");
   at("refused").hidden = !shown.refusal;
-  at("refused").textContent = shown.refusal || "";
+  at("refused").textContent = shown.refusal ? shown.refusal + (answered ? ". Below is the answer from before." : "") : "";
   at("found").classList.toggle("stale", Boolean(shown.refusal));
+  at("found").hidden = Boolean(shown.refusal) && !answered;
   if (shown.refusal) return;
+  answered = true;
   show(shown, found);
   slow = thread();
   await show_frontier(shown, mine);
@@ -280,15 +284,17 @@ async function show_frontier(p, mine) {
   const y = f => H - bottom - (Math.log10(f.throughput) - y0) / (y1 - y0 || 1) * (H - bottom - 30);
   const mark = (f, color, r) => `<circle cx="${x(f)}" cy="${y(f)}" r="${r}" fill="${color}"><title>${digits(f.throughput)} token/s, ${digits(f.latency)} s</title></circle>`;
   const curves = lines.map(([name, list], n) => {
-    const color = n ? SHADES[3] : SHADES[0];
+    const color = PLOT[n];
     return `<polyline fill="none" stroke="${color}" stroke-width="2" points="${list.map(f => x(f) + "," + y(f)).join(" ")}"/>` +
-      list.map(f => mark(f, color, 3)).join("") + `<text x="${left + 8}" y="${18 + 16 * n}" fill="${color}">${name}</text>`;
+      list.map(f => mark(f, color, 3)).join("");
   });
   const ends = [10 ** x0, 10 ** x1].map((v, n) => `<text x="${n ? W - 20 : left}" y="${H - 18}" text-anchor="${n ? "end" : "start"}">${digits(v)} s</text>`)
     .concat([10 ** y0, 10 ** y1].map((v, n) => `<text x="${left - 6}" y="${n ? 34 : H - bottom}" text-anchor="end">${digits(v)}</text>`));
   at("plot").innerHTML = `<svg viewBox="0 0 ${W} ${H}" role="img" aria-label="Throughput in token/s over the latency of a block, both logarithmic" font-size="12" fill="currentColor">` +
     `<path d="M${left} 24V${H - bottom}H${W - 20}" fill="none" stroke="currentColor"/>${curves.join("")}${mark(p, "var(--now)", 6)}${ends.join("")}` +
-    `<text x="${W / 2}" y="${H - 4}" text-anchor="middle">latency of a block; up: token/s; the large point: what is shown above</text></svg>`;
+    `<text x="${left}" y="14" text-anchor="middle">token/s</text>` +
+    `<text x="${W / 2}" y="${H - 4}" text-anchor="middle">latency of a block</text></svg>`;
+  at("curves").replaceChildren(legend_of([...lines.map(([name], n) => [name, 0, PLOT[n]]), ["what is shown above", 0, "var(--now)"]]));
 }
 
 // -------------------------------------------------- one sweep on the sim
@@ -320,6 +326,7 @@ async function show_sweep(p, mine) {
   const limits = task.filter((arg, n) => !["--max-latency", "--allow-compression"].includes(arg) && task[n - 1] !== "--max-latency");
   const got = await slow.ask(["bench", "--device", "sim", ...limits, ...flags, "--json", "bench.json", "--trace", "trace.json"], ["trace.json"]);
   if (mine !== newest || got.status) return;
+  const share = run ? now / run.end : 1 / 2; // it opens in the middle, where there is most to see
   run = sweep_of(JSON.parse(got.files["trace.json"]));
   columnName = () => "one new token of each sequence";
   TOKENS = 1, ROWS = Math.max(...run.squares.map(s => s.batch)) + 1, LAYERS = Math.max(...run.squares.map(s => s.layer)) + 1;
@@ -329,7 +336,7 @@ async function show_sweep(p, mine) {
   at("calls").replaceChildren();
   legend("calls", CALLS);
   at("time").max = run.end;
-  go(Math.min(now, run.end));
+  go(share * run.end);
 }
 
 function draw() {
@@ -371,14 +378,16 @@ let soon;
 at("asked").addEventListener("input", () => { tell_sliders(); clearTimeout(soon); soon = setTimeout(answer, 60); });
 at("asked").addEventListener("submit", e => e.preventDefault());
 at("machine").addEventListener("change", () => { for (const s of SLIDERS) at(s[3][0]).value = 0; });
-at("hand").addEventListener("change", () => { if (at("hand").checked && !at("gbs").value) take(); });
 at("take").addEventListener("click", () => { take(); answer(); });
-at("copy").addEventListener("click", () => navigator.clipboard.writeText(at("command").textContent));
+at("copy").addEventListener("click", async () => {
+  await navigator.clipboard.writeText(at("command").textContent);
+  at("copy").textContent = "copied";
+  setTimeout(() => { at("copy").textContent = "copy"; }, 2000);
+});
 at("play").addEventListener("click", () => play(!playing));
 at("time").addEventListener("input", e => go(Number(e.target.value)));
 addEventListener("hashchange", () => { from_address(); answer(); });
 addEventListener("resize", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", colors);
 
 /* The best policy becomes the one by hand. */
 function take() {

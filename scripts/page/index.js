@@ -149,7 +149,9 @@ at("forth").addEventListener("click", () => step(1));
 at("time").addEventListener("input", e => go(Number(e.target.value)));
 window.addEventListener("keydown", key);
 window.addEventListener("resize", redraw);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", colors);
 choose(1);
 colors();
-go(Number(new URLSearchParams(location.search).get("ms") || 0) * 1000); // index.html?ms=100 opens there
+
+/* index.html?ms=100 opens there, else in the midst of a square near the middle, where there is most to see. */
+const askedFor = new URLSearchParams(location.search).get("ms"), middle = run.squares[Math.floor(0.45 * run.squares.length)];
+go(askedFor === null ? (middle.begin + middle.end) / 2 : Number(askedFor) * 1000);
