@@ -8,6 +8,9 @@ linked with, and the judge, which asks the program that comes out (tests/test_gr
 to be written, whole, with what else it has: helpers, headers of the standard library. Other exercises' functions in it come from the kit.
 
 GRADE_SEED fixes the cases that are drawn; then they are not told. GRADE_SECONDS is how long a student's code may take for a question.
+With GRADE_SHOW=1 a step that fails shows what was printed for its first case that is wrong. GRADE_CFLAGS are more flags for the
+student's files. With GRADE_KEEP=1 the program, for a debugger, and the question of the first wrong case stay in build/examN
+(docs/DEBUGGING.md).
 """
 import functools
 import glob
@@ -26,6 +29,7 @@ import tempfile
 SECONDS = 60  # that a step may take, of which the judge gives an exam 50
 BUILD_SECONDS = 120
 MOST_BYTES = 1 << 20  # of a file that is handed in
+MOST_SHOWN = 100  # lines of what was printed
 MOST_PLACES = 20000  # that are looked at in what a student hands in
 
 # ---- functions in C -------------------------------------------------------------------------------------------------
@@ -202,15 +206,17 @@ def cuda_include():
     return next((d for d in dirs if d and os.path.isfile(os.path.join(d, "cublasLt.h"))), None)
 
 
+# --wrap: the judge and exam_engine see the ops that the host device carries out (tests/squares.c).
+LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run"
 NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
 
 
-def build_script(exam, kit, work):
-    """The shell's commands that make the program `exam` of the files in `work`."""
+def build_script(exam, kit, work, more):
+    """The shell's commands that make the program `exam` of the files in `work`, with more flags."""
     c, objects = [], " ".join(exam["objects"])
     include = "-I%s -I%s/include" % (work, kit)
     flags = "-O1 -w -std=c11 -D_GNU_SOURCE " + include
-    libraries = "-lcjson -lcunit -lm -lpthread -ldl"
+    libraries = LIBRARIES if exam["program"] == "exam_engine" else LIBRARIES.partition(" -Wl")[0]
     if exam["program"] == "exam_engine":
         sources = ["%s/%s" % (work, path) for path in exam["files"]]
     elif exam["program"].startswith("emulated"):
@@ -220,7 +226,7 @@ def build_script(exam, kit, work):
             source = "-DGPU -DCUDA_CPU_TABLE=0 -DMINI_CU='\"mini.cpp\"' -I%s/include/emulated %s/include/tests/mini_kernels.cpp" % (kit, kit)
         c.append("sed -E -f %s/include/tests/cuda2cpp.sed %s/%s >%s/%s" % (kit, work, cu, work, cu.replace(".cu", ".cpp")))
         c.append("$CXX -std=c++17 -O0 -w -fno-strict-aliasing %s -isystem %s -include %s/include/tests/cuda_cpu.h -c %s "
-                 "-o %s/0.o" % (include, cuda_include(), kit, source, work))
+                 "-o %s/0.o %s" % (include, cuda_include(), kit, source, work, more))
         sources = []
     else:
         sources = ["%s/include/tests/%s.c" % (kit, exam["program"])]
@@ -228,17 +234,18 @@ def build_script(exam, kit, work):
         flags = flags.replace("-O1", "-O1 -march=native")  # mini.c runs a whole model; -O3 takes three times as long to compile
     beside = ["-iquote %s/include/%s" % (kit, os.path.dirname(path) or ".") for path in exam["files"]]
     for i, source in enumerate(sources):
-        c.append("$CC %s %s -c %s -o %s/%d.o" % (flags, beside[i], source, work, i))
+        c.append("$CC %s %s %s -c %s -o %s/%d.o" % (flags, more, beside[i], source, work, i))
     linker = "$CXX -rdynamic" if exam["program"].startswith("emulated") else "$CC"
     c.append("cd %s/objects" % kit)
-    c.append("%s %s/[0-9].o %s -o %s/exam %s" % (linker, work, objects, work, libraries))
+    c.append("%s %s %s/[0-9].o %s -o %s/exam %s" % (linker, more, work, objects, work, libraries))
     return "CC=%s CXX=%s; " % (shlex.quote(os.environ.get("CC") or "cc"), shlex.quote(os.environ.get("CXX") or "c++")) + " &&\n".join(c)
 
 
 class Here:
-    """Where an exam is built and run: this computer, without any limits."""
+    """Where an exam is built and run: this computer, without any limits; here one may ask for more flags."""
 
-    def __init__(self, kit, work):
+    def __init__(self, kit, work, flags=""):
+        self.flags = flags
         self.kit, self.work, self.inside = os.path.abspath(kit), work, (os.path.abspath(kit), work)
         self.judge = os.path.join(self.kit, "judge")
 
@@ -254,7 +261,7 @@ def build(exam, place, log):
     kit, work = place.inside
     env = {k: v for k, v in os.environ.items() if not k.startswith("GRADE_")}
     with open(log, "ab") as out:
-        run = subprocess.Popen(place.words(build_script(exam, kit, work), True), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env,
+        run = subprocess.Popen(place.words(build_script(exam, kit, work, place.flags), True), stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=env,
                                start_new_session=True)
         try:
             status = run.wait(BUILD_SECONDS)
@@ -271,7 +278,8 @@ def build(exam, place, log):
 
 
 def run_steps(program, tests, seed, command=None, log=None, variant=0):
-    """Of each test whether it passed, and what the judge said if not."""
+    """Of each test whether it passed, and if not, what the judge said, and where in the log is what was printed for the first wrong
+    case."""
     env = dict(os.environ, GRADE_SEED=str(seed), GRADE_VARIANT=str(variant))
     env.update({"GRADE_EXAM": command, "GRADE_LOG": log} if command else {})
     only = [word for test in tests for word in ("--only", test)]
@@ -281,11 +289,13 @@ def run_steps(program, tests, seed, command=None, log=None, variant=0):
         said = run.stdout
     except subprocess.TimeoutExpired:
         said = ""
-    results = {test: (False, ["the judge ended before this step"]) for test in tests}
+    results = {test: (False, ["the judge ended before this step"], (0, 0)) for test in tests}
     for part in re.split(r"^  Test: ", said, flags=re.M)[1:]:
         test = part[:part.index(" ...")]
         passed = part.startswith(test + " ...passed")
-        results[test] = (passed, re.findall(r"^ *Found: (.*)$", part, re.M)[:3] or re.findall(r"^ +\d+\. (\S+  - .*)$", part, re.M)[:1])
+        found = re.findall(r"^ *Found: (.*)$", part, re.M)[:3] or re.findall(r"^ +\d+\. (\S+  - .*)$", part, re.M)[:1]
+        printed = re.search(r"^    Printed: (\d+) (\d+)$", part, re.M)
+        results[test] = (passed, found, (int(printed[1]), int(printed[2])) if printed else (0, 0))
     return [results[test] for test in tests]
 
 
@@ -303,10 +313,10 @@ def prepare(exam, files, place, log):
 
 
 def judged(exam, place, seed, log):
-    """[(points, what was said)] of each step, as the judge has the exam's variant."""
+    """[(points, what was said, where in the log is what was printed)] of each step, as the judge has the exam's variant."""
     run = shlex.join(place.words("exec %s/exam" % place.inside[1], False))
     results = run_steps(place.judge, [test for _, test, _ in exam["steps"]], seed, run, log, exam["variant"])
-    return [(worth if passed else 0, said) for (worth, _, _), (passed, said) in zip(exam["steps"], results)]
+    return [(worth if passed else 0, said, printed) for (worth, _, _), (passed, said, printed) in zip(exam["steps"], results)]
 
 
 def grade(exam, files, place, seed, log):
@@ -315,6 +325,17 @@ def grade(exam, files, place, seed, log):
 
 
 # ---- make grade -----------------------------------------------------------------------------------------------------
+
+
+def print_printed(log, begin, end):
+    """Shows lines of the log, marked so that nobody takes them for the grade's."""
+    with open(log, "rb") as f:
+        f.seek(begin)
+        lines = f.read(end - begin).decode("utf-8", "replace").splitlines()
+    print("    your code, and the program around it, printed %d lines for the first case that is wrong%s" % (
+        len(lines), ", of which these are the first %d:" % MOST_SHOWN if len(lines) > MOST_SHOWN else ":" if lines else ""))
+    for line in lines[:MOST_SHOWN]:
+        print("    | " + "".join(c if c.isprintable() else "?" for c in line.expandtabs()))
 
 
 def print_grade(exam, seed):
@@ -327,23 +348,33 @@ def print_grade(exam, seed):
     files, note = handed_in(".", exam, True)
     if note:
         print("  %s" % note)
-    steps = [(0, [])] * len(exam["steps"])
+    nothing = [(0, [], (0, 0))] * len(exam["steps"])
+    steps = nothing
     if files:
         open(log, "w").close()
         with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as work:
-            steps = grade(exam, files, Here(kit, work), seed, log)
+            flags = os.environ.get("GRADE_CFLAGS", "")
+            if os.environ.get("GRADE_KEEP"):
+                work = os.path.abspath(os.path.join(os.path.dirname(log), "exam%d" % exam["exercise"]))
+                shutil.rmtree(work, ignore_errors=True)
+                os.mkdir(work)
+                os.environ["GRADE_QUESTION"] = os.path.join(work, "question")
+                flags += " -g -O1" if exam["program"] == "exam_mini" else " -g -O0"  # mini.c runs a whole model
+            steps = grade(exam, files, Here(kit, work, flags), seed, log)
     if isinstance(steps, str):
         print("  %s. The compiler says:" % steps)
         with open(log, errors="replace") as said:
             print("".join("    " + line for line in said.readlines()[:20]), end="")
-        steps = [(0, [])] * len(exam["steps"])
-    following, points, most = None, sum(p for p, _ in steps), sum(worth for worth, _, _ in exam["steps"])
-    for i, ((worth, test, expected), (got, said)) in enumerate(zip(exam["steps"], steps), 1):
+        steps = nothing
+    following, points, most = None, sum(p for p, _, _ in steps), sum(worth for worth, _, _ in exam["steps"])
+    for i, ((worth, test, expected), (got, said, printed)) in enumerate(zip(exam["steps"], steps), 1):
         print("  step %d: %d of %d points: %s" % (i, got, worth, test))
         if got < worth:
             following = following or "next: step %d, %s" % (i, test)
             print("    expected: %s" % expected)
             print("".join("    found: %s\n" % s for s in said), end="")
+            if os.environ.get("GRADE_SHOW") and said:
+                print_printed(log, *printed)
     if files and os.path.getsize(log):
         print("what your code printed is in %s" % log)
     print("%d of %d points%s" % (points, most, "; " + following if following else ""))

@@ -237,7 +237,7 @@ def allow_unused(files):
     more = "-Wno-unused -Wno-unused-parameter"
     for path in ("Makefile", "tests/suites.mk"):
         text = files[path].decode().replace("-Wall -Wextra", "-Wall -Wextra " + more)
-        text = text.replace("-Wall,-Wextra", "-Wall,-Wextra,%s --diag-suppress 177,550" % more.replace(" ", ","))
+        text = re.sub(r"(-Xcompiler -Wall\S+)", r"\1,%s --diag-suppress 177,550" % more.replace(" ", ","), text)
         files[path] = text.encode()
 
 
@@ -301,8 +301,8 @@ def write_tree(dir, files):
 # A kit is for computers like this one, of any age: its objects use no instructions that only newer processors have.
 
 FLAGS = "-O1 -w -std=c11 -D_GNU_SOURCE -I. -Itests"
-JUDGE = ["tests/%s.c" % name for name in ("test_grade", "answers", "main", "fixture", "written", "local_net", "started")]
-EXAM = {"exam_engine": ["exam", "exam_engine", "lessons", "fixture"], "exam_lp": ["exam"], "exam_mini": ["exam"],
+JUDGE = ["tests/%s.c" % name for name in ("test_grade", "answers", "squares", "main", "fixture", "written", "local_net", "started")]
+EXAM = {"exam_engine": ["exam", "exam_engine", "squares", "lessons", "fixture"], "exam_lp": ["exam"], "exam_mini": ["exam"],
         "emulated/exam_kernels": ["exam", "exam_kernels", "fixture"], "emulated/exam_tiles": ["exam", "exam_tiles"]}
 
 
@@ -418,7 +418,7 @@ def make_kit(dir, original, exercises, numbers, variant=0):
     program = os.path.join(home, "judge-" + hashlib.sha256(" ".join(["-s", *names]).encode()).hexdigest()[:16])
     if not os.path.exists(program):
         new = "%s.%d-%s" % (program, os.getpid(), secrets.token_hex(4))
-        subprocess.check_call([os.environ.get("CC") or "cc", "-s", *names, "-o", new, "-lcjson", "-lcunit", "-lm", "-lpthread", "-ldl"])
+        subprocess.check_call([os.environ.get("CC") or "cc", "-s", *names, "-o", new, *exam.LIBRARIES.split()])
         os.replace(new, program)
     write_new(os.path.join(dir, "judge"), program)
     for path, text in original.items():
@@ -558,7 +558,8 @@ def wrong_solution(files, entries, edit):
     pairs = re.findall(r"^ +- (.*)\n +\+ ?(.*)\n", edit["text"], re.M)
     if not pairs:
         paths, first, *_ = of(entries, "blank")[0]["rest"].split()
-        replace_bodies(files, {"rest": paths + " " + first}, blank_body(edit, "A cheat."))
+        body = re.sub(r"^ +~ .*\n", "", edit["text"], flags=re.M)
+        replace_bodies(files, {"rest": paths + " " + first}, blank_body({"text": body}, "A cheat."))
     for old, new in pairs:
         code = re.compile(r"\s+".join(map(re.escape, old.split())))
         found = [(path, begin, end) for path in files for name, _, begin, end in exam.functions(files[path])
@@ -575,30 +576,31 @@ def is_kernel(entries):
 
 
 def cases_of(exercises, original, number):
-    """(N, kind, what it is, its files, the points that each step must give), all of them as in the starter tree."""
+    """(N, kind, what it is, its files, the points that each step must give, what must be said), all of them as in the starter tree."""
     entries = exercises[number]
     full = [int(e["rest"].split()[0]) for e in of(entries, "step")]
     tree = starter(original, exercises, [number])
     blank = {path: tree[path] for path in own_files(original, entries)}
     right = solved(blank, original, entries)
-    yield number, "blank", "", blank, [0] * len(full)
-    yield number, "original", "", right, full
+    yield number, "blank", "", blank, [0] * len(full), []
+    yield number, "original", "", right, full, []
     if not is_kernel(entries):  # which cannot print, nor end the program
         tests = "\\n".join("  Test: %s ...passed" % e["rest"].partition(" ")[2] for e in of(entries, "step"))
         yield number, "cheat", ": it says that it has passed, and ends", wrong_solution(
-            right, entries, {"text": ESCAPE.replace("TEST", tests)}), [0] * len(full)
+            right, entries, {"text": ESCAPE.replace("TEST", tests)}), [0] * len(full), []
     for e in of(entries, "wrong"):
         *points, what = e["rest"].split(" ", len(full))
-        yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points]
+        yield number, "wrong", ": " + what, wrong_solution(right, entries, e), [int(p) for p in points], \
+            re.findall(r"^ +~ (.*)\n", e["text"], re.M)
     for e in of(entries, "other"):
-        yield number, "other", ": " + e["rest"], other_solution(right, entries, e), full
+        yield number, "other", ": " + e["rest"], other_solution(right, entries, e), full, []
     for v, e in variants(entries).items():
-        yield number, "variant", " " + e["rest"], wrong_solution(right, entries, e), {v: full}
+        yield number, "variant", " " + e["rest"], wrong_solution(right, entries, e), {v: full}, []
 
 
-def points_of(kit, number, files, seed, asked):
-    """{variant: the points of each step} as a submission of these files gets them from a judge of each of these variants; what was said
-    instead, if it did not get that far."""
+def graded(kit, number, files, seed, asked=(0,)):
+    """({variant: the points of each step} by a judge of each of these variants, or what was said if it did not get that far; all that was
+    said of its steps), as a submission of these files gets them."""
     spec = exam.read_kit(kit, number)
     with tempfile.TemporaryDirectory(prefix="flexgen-exam-") as dir:
         work, log, root = (os.path.join(dir, name) for name in ("work", "log", "handed-in"))
@@ -606,13 +608,14 @@ def points_of(kit, number, files, seed, asked):
         write_tree(root, files)
         code, note = exam.handed_in(root, spec, True)
         if not code:
-            return {v: [0] * len(spec["steps"]) for v in asked} if note.startswith("nothing found") else note
+            return {v: [0] * len(spec["steps"]) for v in asked} if note.startswith("nothing found") else note, []
         place = exam.Here(kit, work)
         why = exam.prepare(spec, code, place, log)
         if why:
             with open(log, errors="replace") as f:
-                return why + ": " + f.read()
-        return {v: [points for points, _ in exam.judged({**spec, "variant": v}, place, seed, log)] for v in asked}
+                return why + ": " + f.read(), []
+        steps = {v: exam.judged({**spec, "variant": v}, place, seed, log) for v in asked}
+        return {v: [points for points, _, _ in steps[v]] for v in asked}, [line for v in asked for _, said, _ in steps[v] for line in said]
 
 
 def meets(points, expected, full):
@@ -671,16 +674,19 @@ def check(numbers, sample=False):
     print("GRADE_SEED=%s" % seed, flush=True)
 
     def work(case):
-        number, kind, what, files, expected = case
+        number, kind, what, files, expected, told = case
         full = [int(e["rest"].split()[0]) for e in of(exercises[number], "step")]
         expected = expected if isinstance(expected, dict) else {0: expected}
-        asked = [0, *variants(exercises[number])] if kind in ("original", "variant") else [0]
-        points = points_of(kit, number, files, seed, asked)
+        points, said = graded(kit, number, files, seed, [0, *variants(exercises[number])] if kind in ("original", "variant") else [0])
+        missing = [words for words in told if not any(re.search(words, line) for line in said)]
         good = meets(points, expected, full)
-        results.append((kind, good))
+        results.append((kind, good and not missing))
         line = "%2d %-60s %s" % (number, kind + what, points if isinstance(points, str) or len(points) > 1 else points[0])
         if not good:
             line += " INSTEAD OF %s" % expected
+        if missing:
+            line += " WITHOUT %s IN %s" % (missing, said)
+        if not good or missing:
             bad.append(line + "\n")
         print(line + "\n", end="", flush=True)
 

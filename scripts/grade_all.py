@@ -108,6 +108,7 @@ class Closed:
         self.root = os.path.join(stage.dir, "worker%d" % number)
         os.makedirs(os.path.join(self.root, "new"))
         os.chmod(self.root, 0o755)
+        self.flags = ""
         self.limited = ["prlimit"] + LIMITS
         if os.geteuid() == 0:
             self.limited += ["setpriv", "--reuid=%d" % self.user, "--regid=%d" % self.user, "--clear-groups"]
@@ -183,8 +184,8 @@ def grade(place, spec, root, student, seed, log):
     steps = exam.grade(spec, files, place, seed, log)
     if isinstance(steps, str):
         return none, steps
-    wrong = ["%s: %s" % (test, (said or ["?"])[0]) for (worth, test, _), (points, said) in zip(spec["steps"], steps) if points < worth]
-    return [points for points, _ in steps], "; ".join([note] * bool(note) + wrong[:1])
+    wrong = ["%s: %s" % (test, (said or ["?"])[0]) for (worth, test, _), (points, said, _) in zip(spec["steps"], steps) if points < worth]
+    return [points for points, _, _ in steps], "; ".join([note] * bool(note) + wrong[:1])
 
 
 def numbers_of(exercises, numbers):

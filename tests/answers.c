@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +18,9 @@ static uint64_t seed;  /* decides all cases of a run */
 static uint64_t state; /* of the generator, set anew in each step */
 int step, number, variant;
 static int said;          /* in this step */
+static int all_said;      /* in all steps */
 static char context[400]; /* what in_case said of this case */
+static long printed[2];   /* where in the log is what was printed for this case: from the first byte up to the second */
 
 // ---- What is drawn --------------------------------------------------------------------------------------------------
 
@@ -47,8 +50,10 @@ void wrong(const char *format, ...) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
+    all_said++;
     if (said++ >= MOST_SAID) return;
     printf("%s    Found: %s%s%s\n", said > 1 ? "" : "\n", context, *context ? ": " : "", text);
+    if (said == 1) printf("    Printed: %ld %ld\n", printed[0], printed[1]);
     CU_FAIL("a wrong value");
 }
 
@@ -114,6 +119,7 @@ static void start_exam(const char *program) {
         unsetenv("GRADE_SEED");
         unsetenv("GRADE_VARIANT");
         unsetenv("GRADE_LOG");
+        unsetenv("GRADE_QUESTION");
         if (command) execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         execl(path, path, (char *)NULL);
         fprintf(stderr, "%s cannot be started\n", path);
@@ -149,8 +155,9 @@ static const char *pass(void *at, size_t bytes, bool to, double end) {
     return NULL;
 }
 
-/* Asks the exam. Returns false, and says why, if it has not answered. */
-static bool answered(void) {
+/* Asks the exam. Returns NULL, or why it has not answered. */
+static const char *why_unanswered(void) {
+    static char status[80];
     const size_t question = size_of[asked.kind].question, answer = size_of[asked.kind].bytes - question;
     const double end = fmin(seconds_now() + most_seconds, step_ends);
     Ask header = {asked.kind, (int32_t)question};
@@ -160,17 +167,35 @@ static bool answered(void) {
     if (!why) why = pass(&reply, sizeof reply, false, end);
     if (!why && (size_t)reply.bytes != answer) why = "the whole program answered by itself";
     if (!why) why = pass(asked.c + question, answer, false, end);
-    if (why)
-        wrong("%s", why);
-    else if (reply.status == CHANGED)
-        wrong("what was given has been written to");
-    else if (reply.status == ENDED)
-        wrong("it ended the program, and did not return");
-    else if (WIFSIGNALED(reply.status))
-        wrong("it crashed: %s", strsignal(WTERMSIG(reply.status)));
-    else if (reply.status)
-        wrong("it ended the program, exit status %d, and did not return", WEXITSTATUS(reply.status));
-    return !why && !reply.status;
+    if (why) return why;
+    if (!reply.status) return NULL;
+    if (reply.status == CHANGED) return "what was given has been written to";
+    if (reply.status == ENDED) return "it ended the program, and did not return";
+    if (WIFSIGNALED(reply.status))
+        snprintf(status, sizeof status, "it crashed: %s", strsignal(WTERMSIG(reply.status)));
+    else
+        snprintf(status, sizeof status, "it ended the program, exit status %d, and did not return",
+                 WEXITSTATUS(reply.status));
+    return status;
+}
+
+bool ask_more(AskKind kind, void *c) {
+    asked.kind = kind, asked.c = c;
+    return !why_unanswered();
+}
+
+/* Returns the bytes of the log so far. */
+static long logged(void) {
+    struct stat log;
+    const char *path = getenv("GRADE_LOG");
+    return path && !stat(path, &log) ? (long)log.st_size : 0;
+}
+
+/* Keeps the question in the file GRADE_QUESTION, as an exam reads it. */
+static void keep_question(void) {
+    const Ask header = {asked.kind, (int32_t)size_of[asked.kind].question};
+    FILE *f = fopen(getenv("GRADE_QUESTION"), "wb");
+    CHECK(f && fwrite(&header, sizeof header, 1, f) == 1 && fwrite(asked.c, header.bytes, 1, f) == 1 && !fclose(f));
 }
 
 // ---- A step ---------------------------------------------------------------------------------------------------------
@@ -192,7 +217,14 @@ static void take_step(void) {
         *context = 0;
         if (!e->draw()) continue;
         if (!exam.pid) start_exam(e->program);
-        if (!answered()) break;
+        if (getenv("GRADE_QUESTION") && !all_said) keep_question(); /* which is that of the first wrong case in the end */
+        printed[0] = logged();
+        const char *why = why_unanswered();
+        printed[1] = logged();
+        if (why) {
+            wrong("%s", why);
+            break;
+        }
         e->check();
     }
     stop_exam();

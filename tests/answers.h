@@ -4,7 +4,8 @@
  * The exam is another program (exam.h), which the driver starts for each step, by the shell command GRADE_EXAM, or from the
  * directory GRADE_EXAMS. It gets questions and gives back numbers: no memory, file or output of the judge is in its reach,
  * so whatever the code does or prints earns nothing. Cases are drawn from the seed of the run, so a table of answers earns
- * nothing either. What the exam prints goes to the file GRADE_LOG. */
+ * nothing either. What the exam prints goes to the file GRADE_LOG. The question of the first wrong case stays in
+ * GRADE_QUESTION, if that is a file's name. */
 #ifndef ANSWERS_H
 #define ANSWERS_H
 #include "exam.h"
@@ -29,6 +30,9 @@ extern const Exercise exercises[]; /* up to one without steps; answers.c makes t
 
 /* Says which struct is the case, and sets it to 0. */
 void ask(AskKind kind, void *c);
+
+/* Asks the exam something more, about the case that is checked. Returns false if it has not answered. */
+bool ask_more(AskKind kind, void *c);
 
 /* Says what the case is, before what is wrong with it. */
 void in_case(const char *format, ...) __attribute__((format(printf, 1, 2)));

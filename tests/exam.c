@@ -56,6 +56,8 @@ static int32_t answered(AskKind kind, char *c, const void *question) {
     if (!pid) {
         must(dup2(open("/dev/null", O_RDWR), 0) == 0, "/dev/null cannot be opened");
         close(ANSWERS_FD);
+        setvbuf(stdout, NULL, _IOLBF,
+                BUFSIZ); /* so that the log has the lines of both in their order, and all after a crash */
         exam_begin();
         works[kind].work(c);
         c[size_of[kind].bytes] = 1;

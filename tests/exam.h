@@ -19,6 +19,7 @@
     X(SEATS, Line, may)              \
     X(DEAL, Deal, tier)              \
     X(RUN, SmallRun, ended)          \
+    X(SEEN, RunSeen, squares)        \
     X(ROWS, Rows, row)               \
     X(PROGRAM, Program, verdict)     \
     X(RULES, Rules, entering)        \
@@ -30,6 +31,7 @@
     X(PIVOT, Pivot, after)           \
     X(TABLEAU, MiniProgram, after)   \
     X(MINI, MiniRun, ended)          \
+    X(MINI_SEEN, MiniSeen, squares)  \
     X(ORDER, Posted, after)          \
     X(SEARCH, Question, nbest)       \
     X(COUNT, Count, sweeps)          \
@@ -98,11 +100,45 @@ typedef struct {
     int s[PROMPTS], words, weights; /* words, weights: the seeds of the prompts and of the model */
     double share[6];
     int gbs, num_gpu_batches, page_tokens, delegated;
+} RunCase;
+typedef struct {
+    RunCase run;
     int ended; /* prompts that got their tokens */
     int32_t ids[PROMPTS][RUN_TOKENS];
     float logits[PROMPTS][RUN_TOKENS][VOCAB];
     uint64_t moved[CHANNELS][KINDS]; /* bytes, and flops of GPU and CPU */
 } SmallRun;
+
+// ---- 5, 6 and 14, when a run was wrong: what each square had -------------------------------------------------------
+//
+// The judge asks for this to name the first square that differs from its own; it gives no points for it. Rows are in the
+// order of the batch.
+
+enum { LONGEST = 16, MOST_ROWS_X = PROMPTS * LONGEST, MOST_SEEN = LONGEST + RUN_TOKENS };
+enum { MOST_SWEEPS = 3 * RUN_TOKENS, MOST_COLUMNS = 7, MOST_K = 3 };
+/* A row as two numbers: the sum of its numbers, and of their absolute values. */
+typedef struct {
+    float sum, size;
+} Row;
+/* The sequences for which a processor has computed attention, and k and v of the tokens that each has attended to. */
+typedef struct {
+    int n, len[PROMPTS];
+    Row kv[2][PROMPTS][MOST_SEEN];
+} Attended;
+typedef struct {
+    int arrived, left;     /* rows of x */
+    Row x[2][MOST_ROWS_X]; /* x as it arrived [0] and as it left [1] */
+    Attended by[2];        /* the GPU [0], the CPU [1] */
+    int prompt[PROMPTS];   /* of the head: whose tokens were chosen */
+} SquareSeen;
+/* The squares of all sweeps: sweep i of block b is number b RUN_TOKENS + i. */
+typedef struct {
+    SquareSeen at[MOST_SWEEPS][MOST_COLUMNS][MOST_K];
+} Squares;
+typedef struct {
+    RunCase run;
+    Squares squares;
+} RunSeen;
 
 // ---- 7: Appendix A.3 in generation ----------------------------------------------------------------------------------
 
@@ -188,7 +224,9 @@ typedef struct {
 
 // ---- 12 and 18: kernels ---------------------------------------------------------------------------------------------
 
-enum { TABLE = 20, GATHERED = 5, WIDEST = 700, POOL = 12, PER_PAGE = 3, SEQUENCES = 2, MOST_NUMBERS = 2 * 12288 };
+enum { TABLE = 20, GATHERED = 5, POOL = 12, PER_PAGE = 3, SEQUENCES = 2 };
+/* Columns of most rows that are gathered, and of the widest; a block has threads for 2048 at once. */
+enum { WIDE_ROW = 700, WIDEST = 2400, MOST_NUMBERS = POOL * PER_PAGE * WIDEST };
 typedef struct {
     int idx[GATHERED], seq[GATHERED], pos[POOL], pages[POOL];
     _Alignas(16) uint16_t act[2 * MOST_NUMBERS]; /* x, and y */
@@ -216,18 +254,24 @@ typedef struct {
     float k[MOST_TOKENS * MOST_HEADS * WIDE];   /* (tokens, nh, hd) */
     float v[MOST_TOKENS * MOST_HEADS * WIDE];
     float o[MOST_ROWS * MOST_HEADS * WIDE + GUARD];
+    int64_t most_work; /* halves that one thread has read */
 } Tiles;
 
 // ---- 14: mini.c -----------------------------------------------------------------------------------------------------
 
 enum { MINI_LINKS = 4 };
+enum { MINI_WORDS = 700 };
 typedef struct {
-    char words[700]; /* the arguments of mini, a line each */
-    int ended;       /* prompts that got their tokens */
+    char words[MINI_WORDS]; /* the arguments of mini, a line each */
+    int ended;              /* prompts that got their tokens */
     int32_t ids[PROMPTS][RUN_TOKENS];
     uint64_t carried[MINI_LINKS]; /* bytes */
     double T;                     /* of --policy: seconds of a block; else NaN */
 } MiniRun;
+typedef struct {
+    char words[MINI_WORDS];
+    Squares squares;
+} MiniSeen;
 
 // ---- 15: what must come after what ----------------------------------------------------------------------------------
 

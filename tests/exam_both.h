@@ -17,18 +17,18 @@ static inline Op kernel_op(const Kernel *c, Type act, const void *x, const void 
 }
 
 /* Returns the engine of exercises 5 and 6, for the task and the model that the caller frees. */
-static inline Rig run_rig(const SmallRun *c, Checkpoint *model, Task *task, const char *dir) {
+static inline Rig run_rig(const RunCase *c, Checkpoint *model, Task *task, const char *dir) {
     Rig r = {.model = model, .policy = placed(c->share, c->gbs, c->num_gpu_batches), .task = task, .dir = dir};
     r.policy.page_tokens = c->page_tokens, r.policy.delegated = c->delegated;
     return r;
 }
-static inline Task run_task(const SmallRun *c) {
+static inline Task run_task(const RunCase *c) {
     static const int n[PROMPTS] = {RUN_TOKENS, RUN_TOKENS, RUN_TOKENS, RUN_TOKENS, RUN_TOKENS};
     Task task = random_task(PROMPTS, c->s, n, VOCAB, c->words);
     task.keep_logits = true;
     return task;
 }
-static inline Checkpoint *run_model(const SmallRun *c) {
+static inline Checkpoint *run_model(const RunCase *c) {
     const OptConfig small = SMALL_CONFIG(-1);
     return checkpoint_dummy(&small, c->weights);
 }

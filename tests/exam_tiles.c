@@ -9,7 +9,7 @@ static void attend_in_tiles(void *c) {
     const MiniAttention a = {p->rows, p->first, p->nh, p->hd, p->q, p->k, p->v, p->halves, p->sparse ? p->kept : NULL};
     enum { ROOM = sizeof p->o / sizeof *p->o };
     for (int e = 0; e < ROOM; e++) p->o[e] = UNTOUCHED;
-    mini_attend(p->o, ROOM, &a);
+    p->most_work = mini_attend(p->o, ROOM, &a);
 }
 
 const Work works[NASKS] = {[ASK_TILES] = {attend_in_tiles}};

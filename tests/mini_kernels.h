@@ -11,11 +11,12 @@ typedef struct {
 } MiniAttention;
 
 // clang-format off
-/* Has attend_kernel compute o (rows, nh, hd), of which `room` floats are brought there and back. */
+/* Has attend_kernel compute o (rows, nh, hd), of which `room` floats are brought there and back. Returns the most halves that
+ * one thread has read. */
 #ifdef __cplusplus
 extern "C"
 #endif
-void mini_attend(float *o, int room, const MiniAttention *a);
+long mini_attend(float *o, int room, const MiniAttention *a);
 // clang-format on
 
 #endif

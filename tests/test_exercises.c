@@ -52,13 +52,14 @@ TEST(a_step_has_passed_if_the_judge_says_so) {
                "    with open(judge, 'w') as f: f.write('#!/bin/sh\\ncat <<END\\n' + text + 'END\\n')\n"
                "    os.chmod(judge, 0o755)\n"
                "    return exam.run_steps(judge, ['one', 'two'], 1)\n"
-               "none = (False, ['the judge ended before this step'])\n"
+               "none = (False, ['the judge ended before this step'], (0, 0))\n"
                "same(exam.run_steps('/bin/true', ['one', 'two'], 1), [none, none])\n"
                "same(says('passed\\none passed\\n'), [none, none])\n"
-               "same(says('  Test: one ...passed\\n'), [(True, []), none])\n"
-               "same(says('  Test: one ...\\n    Found: a\\nFAILED\\n  Test: two ...passed\\n'), [(False, ['a']), (True, "
-               "[])])\n"
-               "same(says('  Test: one ...FAILED\\n    1. x.c:1  - bad\\n'), [(False, ['x.c:1  - bad']), none])\n"),
+               "passed = (True, [], (0, 0))\n"
+               "same(says('  Test: one ...passed\\n'), [passed, none])\n"
+               "same(says('  Test: one ...\\n    Found: a\\n    Printed: 3 40\\nFAILED\\n  Test: two ...passed\\n'),\n"
+               "     [(False, ['a'], (3, 40)), passed])\n"
+               "same(says('  Test: one ...FAILED\\n    1. x.c:1  - bad\\n'), [(False, ['x.c:1  - bad'], (0, 0)), none])\n"),
         0);
 }
 
@@ -188,5 +189,62 @@ TEST(functions_are_found_in_any_style) {
             "same(names('int __launch_bounds__(1) {\\n}'), [])\n"
             "same(names('int f() { '), [])\n"
             "for text in ('a)', '{', '(', 'R\"(', '/*', '\"', '\\\\\\n'): names(text * 100000)\n"),
+        0);
+}
+
+/* So many lines of a case, in their order, each behind a bar: nothing that a student prints is taken for a line of the
+ * grade. */
+TEST(what_was_printed_is_shown_in_order_and_only_its_beginning) {
+    CU_ASSERT_EQUAL(
+        python("import contextlib, io\n"
+               "log = os.path.join(dir, 'log')\n"
+               "def shown(text, begin, end):\n"
+               "    with open(log, 'wb') as f: f.write(text)\n"
+               "    said = io.StringIO()\n"
+               "    with contextlib.redirect_stdout(said): exam.print_printed(log, begin, end)\n"
+               "    return said.getvalue().splitlines()\n"
+               "head = '    your code, and the program around it, printed %s for the first case that is wrong'\n"
+               "same(shown(b'before\\none\\r10 of 10 points\\n\\x1b[2Jtwo\\nafter\\n', 7, 35),\n"
+               "     [head % '3 lines' + ':', '    | one', '    | 10 of 10 points', '    | ?[2Jtwo'])\n"
+               "same(shown(b'before', 6, 6), [head % '0 lines'])\n"
+               "lines = shown(b''.join(b'%d\\n' % i for i in range(2345)), 0, 1 << 20)\n"
+               "same(lines[0], head % '2345 lines' + ', of which these are the first 100:')\n"
+               "same(lines[1:], ['    | %d' % i for i in range(100)])\n"),
+        0);
+}
+
+/* In the tree and with the mistake that it speaks of: "$ command", which may go on behind a backslash, and below it lines
+ * that its output has in this order; "..." stands for anything. Where gdb cannot start a program its commands are left out.
+ */
+TEST(the_commands_of_the_page_on_debugging_show_what_is_below_them) {
+    CU_ASSERT_EQUAL(
+        python("import re, shutil, subprocess\n"
+               "tree, page = os.path.join(dir, 'tree'), original['docs/DEBUGGING.md'].decode()\n"
+               "exercise.write_starter(tree, original, table, [5])\n"
+               "same(open(os.path.join(tree, 'docs/DEBUGGING.md')).read(), page)\n"
+               "mistake = [c for c in exercise.cases_of(table, original, 5) if 'the weights of this layer' in c[2]]\n"
+               "wrong = mistake[0][3]['schedule.c'].replace('load_weight(run, j, k);', 'fprintf(stderr, \"square %d %d "
+               "%d\\\\n\", '\n"
+               "    'run->i, j, k); load_weight(run, j, k);')\n"
+               "exercise.write_tree(tree, {'schedule.c': wrong})\n"
+               "code, last = re.search(r'```c\\n(.*?)```', page, re.S)[1], '    note(COMPUTE, start, now(), 0);\\n'\n"
+               "with open(os.path.join(tree, 'mini.c')) as f: mini = f.read()\n"
+               "same(mini.count(last), 1)\n"
+               "exercise.write_tree(tree, {'mini.c': mini.replace(last, code + last)})\n"
+               "env = {k: v for k, v in os.environ.items() if not k.startswith(('MAKE', 'GRADE')) and k not in ('BUILD', "
+               "'SUITE')}\n"
+               "def run(*words):\n"
+               "    return subprocess.run(words, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, "
+               "stderr=subprocess.STDOUT).stdout.decode()\n"
+               "gdb = shutil.which('gdb') and 'exited normally' in run('gdb', '-batch', '-ex', 'run', 'true')\n"
+               "commands = re.findall(r'^    \\$ ((?:.*\\\\\\n)*.*\\n)((?:    (?!\\$ ).*\\n)*)', page, re.M)\n"
+               "same(len(commands) > 12, True)\n"
+               "for command, shown in commands:\n"
+               "    if 'gdb ' in command and not gdb: continue\n"
+               "    said, at = run('sh', '-c', command.replace('/tmp/', dir + '/')), 0\n"
+               "    for line in shown.splitlines():\n"
+               "        m = re.compile('.*'.join(map(re.escape, line[4:].split('...')))).search(said, at)\n"
+               "        if not m: sys.exit('%s    does not show\\n%s\\n    but\\n%s' % (command, line, said))\n"
+               "        at = m.end()\n"),
         0);
 }

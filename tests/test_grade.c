@@ -4,9 +4,10 @@
  * (exam.h), and is never a part of this one. Here an exercise has how a question is drawn, and what must be true of the
  * answer.
  *
- * So an exam cannot say how good it is: of 16 and 19 the judge computes the cost, of 5, 6 and 14 also what must have moved,
- * so that a plain forward is no sweep. What steps give, what they expect in words, and the wrong solutions with the points
- * that they get are in scripts/exercises.txt.
+ * So an exam cannot say how good it is. Where a run of 5, 6 or 14 is wrong, the judge asks for what each square had, and
+ * names the first that differs from its own (squares.c); that decides nothing. Of 16 and 19 the judge computes the cost, of
+ * 5, 6 and 14 also what must have moved, so that a plain forward is no sweep. What steps give, what they expect in words,
+ * and the wrong solutions with the points that they get are in scripts/exercises.txt.
  *
  * 4, 8, 9 and 10 have variants, whose rules differ (`variant`): so that one student's solution is not another's. */
 
@@ -25,6 +26,7 @@
  *     11         times of a pipeline                        three times                   the formulas
  *     12, 18     rows                                       the memory of the GPU         the host's kernels
  *     14         the arguments of mini                      tokens; bytes of each link    the plain forward; what must move
+ *     5, 6, 14   the same, if that was wrong                what each square had          the engine here; no points
  *     15         what ops read and write                    what each waits for           the conflicts
  *     16         a task and a machine                       policies                      the cost of these, and of drawn ones
  *     17         a case                                     sweeps and bytes              the sim
@@ -38,6 +40,7 @@
 #include "exam_both.h"
 #include "golden.h"
 #include "lp_tables.h"
+#include "squares.h"
 #include "written.h"
 
 static Error err;
@@ -268,7 +271,7 @@ static void check_deal(void) {
 
 // ---- 5, 6 and 14: the engine and mini.c, against the plain forward --------------------------------------------------
 
-enum { LONGEST = 16, BLOCKS = 5 };
+enum { BLOCKS = 5 };
 static SmallRun gen;
 static MiniRun mini;
 static const int blocks[BLOCKS][2] = {{5, 1}, {2, 1}, {2, 2}, {2, 3}, {3, 2}}; /* gbs, num_gpu_batches */
@@ -301,52 +304,166 @@ static const struct {
 static bool draw_run(void) {
     const int *block = blocks[number % BLOCKS];
     char *percent = (char *)placements[number / BLOCKS].percent;
+    RunCase *c = &gen.run;
     ask(ASK_RUN, &gen);
     if (placements[number / BLOCKS].step != step) return false;
-    for (int i = 0; i < 6; i++) gen.share[i] = strtod(percent, &percent) / 100;
-    for (int i = 0; i < PROMPTS; i++) gen.s[i] = draw(3, LONGEST);
-    gen.words = draw(1, 1 << 20), gen.weights = draw(1, 1 << 20);
-    gen.gbs = block[0], gen.num_gpu_batches = block[1];
-    gen.page_tokens = draw(2, 5), gen.delegated = step > 3;
+    for (int i = 0; i < 6; i++) c->share[i] = strtod(percent, &percent) / 100;
+    for (int i = 0; i < PROMPTS; i++) c->s[i] = draw(3, LONGEST);
+    c->words = draw(1, 1 << 20), c->weights = draw(1, 1 << 20);
+    c->gbs = block[0], c->num_gpu_batches = block[1];
+    c->page_tokens = draw(2, 5), c->delegated = step > 3;
     return true;
 }
 
-/* Says whether the logits of token t of prompt i are wrong. */
-static void in_run(int i, int s, int t) {
+static void in_placement(void) {
     const int *block = blocks[number % BLOCKS];
-    in_case("--percent %s, %d batches of %d: prompt %d (s = %d), token i = %d, logits", placements[number / BLOCKS].percent,
-            block[1], block[0], i, s, t);
+    in_case("--percent %s, %d batches of %d", placements[number / BLOCKS].percent, block[1], block[0]);
 }
 
-/* Each step's logits are those of the plain forward of what has been said so far. As in test_schedule.c: a difference in
- * the last bit can flip a rounding of K and V to F16. And over each link went what the engine moves here: there is one way
- * to make Figure 4's calls. */
-static void check_run(void) {
+// ---- the first square that is wrong
+
+/* Says of a square of the right run what differs in the other: NAME of the row of some token of prompt p. Returns true if
+ * the row is the same, but for what F16 rounds. */
+static bool same_row(const Row *found, const Row *right, const char *square, const char *name, int token, int p,
+                     const char *where) {
+    if (fabs(found->sum - right->sum) <= 2e-3 * right->size) return true;
+    wrong(
+        "first wrong square: %s: %s of token %d of prompt %d differs %s; of the sum of its numbers %.4g was expected, "
+        "found "
+        "%.4g",
+        square, name, token, p, where, right->sum, found->sum);
+    return false;
+}
+
+/* Compares x as it arrived or left. by: the sequences of the batch. In decoding and for the head each has one row, its
+ * newest token's. */
+static bool same_x(const SquareSeen *found, const SquareSeen *right, bool left, const Attended by[2], const int *prompt,
+                   const char *square) {
+    const int nfound = left ? found->left : found->arrived, n = left ? right->left : right->arrived;
+    const int nseq = by[0].n + by[1].n;
+    if (nfound != n)
+        return wrong("first wrong square: %s: %d rows of x were expected to %s, found %d", square, n,
+                     left ? "leave" : "arrive", nfound),
+               false;
+    for (int q = 0, row = 0; q < nseq; q++) {
+        const int len = q < by[0].n ? by[0].len[q] : by[1].len[q - by[0].n], rows = n == nseq ? 1 : len;
+        for (int r = 0; r < rows && row < n; r++, row++)
+            if (!same_row(&found->x[left][row], &right->x[left][row], square, "x", len - rows + r, prompt[q],
+                          left ? "as it leaves" : "as it arrives"))
+                return false;
+    }
+    return true;
+}
+
+/* Compares k and v where one processor attends to them; its sequences begin with number `first` of the batch. */
+static bool same_kv(const Attended *found, const Attended *right, int first, const int *prompt, const char *square,
+                    const char *processor) {
+    if (found->n != right->n)
+        return wrong("first wrong square: %s: the %s was expected to attend for %d sequences, found %d", square, processor,
+                     right->n, found->n),
+               false;
+    for (int q = 0; q < right->n; q++)
+        for (int t = 0; t < right->len[q]; t++)
+            for (int value = 0; value < 2; value++) {
+                char where[80];
+                snprintf(where, sizeof where, "where the %s attends for its token %d", processor, right->len[q] - 1);
+                if (!same_row(&found->kv[value][q][t], &right->kv[value][q][t], square, value ? "v" : "k", t,
+                              prompt[first + q], where))
+                    return false;
+            }
+    return true;
+}
+
+/* Says the first square, in the order of the loop, that differs from that of the right run: what came, what was attended
+ * to, and what was made of it. The head is column l. loads: of x that was in its place before, nothing was noted, as in
+ * mini.c. Returns true if none differs. */
+static bool same_squares(const Squares *found, const Squares *right, int l, bool loads) {
+    for (int i = 0; i < MOST_SWEEPS; i++)
+        for (int j = 0; j <= l; j++)
+            for (int k = 0; k < MOST_K; k++) {
+                const SquareSeen *f = &found->at[i][j][k], *r = &right->at[i][j][k];
+                const Attended *by = right->at[i][0][k].by;
+                const int *prompt = right->at[i][l][k].prompt;
+                const bool arrives = !loads || j == l || (j && right->at[i][0][1].left);
+                char square[120];
+                if (!r->arrived) continue;
+                snprintf(square, sizeof square, "token i = %d of block %d, layer j = %d%s, batch k = %d", i % RUN_TOKENS,
+                         i / RUN_TOKENS, j, j == l ? " (the head)" : "", k);
+                if (j < l ? !f->left && !f->by[0].n && !f->by[1].n : !f->arrived)
+                    return wrong("first wrong square: %s: it was never computed", square), false;
+                if ((arrives && !same_x(f, r, false, by, prompt, square)) ||
+                    !same_kv(&f->by[0], &r->by[0], 0, prompt, square, "GPU") ||
+                    !same_kv(&f->by[1], &r->by[1], r->by[0].n, prompt, square, "CPU") ||
+                    !same_x(f, r, true, by, prompt, square))
+                    return false;
+            }
+    return true;
+}
+
+// ---- 5 and 6
+
+/* Says where the run went wrong. Returns false if all of its squares are right. */
+static bool in_square(Task *task, Checkpoint *model) {
+    static RunSeen theirs;
+    static Squares ours;
+    Rig r = run_rig(&gen.run, model, task, NULL);
+    memset(&theirs, 0, sizeof theirs), memset(&ours, 0, sizeof ours);
+    theirs.run = gen.run;
+    if (!ask_more(ASK_SEEN, &theirs)) return false;
+    squares_seen = &ours;
+    ASSERT_OK(rig_run(&r));
+    squares_seen = NULL;
+    rig_close(&r);
+    in_placement();
+    return !same_squares(&theirs.squares, &ours, model->config.l, false);
+}
+
+/* Returns whether all prompts have their tokens, with logits that are those of the plain forward of what has been said so
+ * far. As in test_schedule.c: a difference in the last bit can flip a rounding of K and V to F16. Says the first number
+ * that differs, if told to. */
+static bool right_logits(const Task *task, const Checkpoint *model, bool says) {
     static float logits[(LONGEST + RUN_TOKENS) * VOCAB];
-    const char *percent = placements[number / BLOCKS].percent;
+    bool right = gen.ended == PROMPTS;
+    for (int i = 0; i < PROMPTS; i++) {
+        const Prompt *q = &task->prompts[i];
+        bool words = true;
+        for (int t = 0; t < RUN_TOKENS; t++) words &= gen.ids[i][t] >= 0 && gen.ids[i][t] < VOCAB;
+        if (!words && says) wrong("the tokens of prompt %d are none", i);
+        right &= words;
+        if (!words) continue;
+        memcpy(q->ids + q->s, gen.ids[i], sizeof gen.ids[i]);
+        CHECK(!reference_forward(logits, model, q->ids, q->s + RUN_TOKENS - 1, &err));
+        for (int t = 0; t < RUN_TOKENS; t++) {
+            const float *expected = logits + (q->s - 1 + t) * VOCAB;
+            const bool same = max_norm_error(gen.logits[i][t], expected, VOCAB) <= 1e-2;
+            right &= same;
+            if (same || !says) continue;
+            in_case("prompt %d (s = %d), token i = %d, logits", i, q->s, t);
+            near_row(gen.logits[i][t], expected, VOCAB, 1e-2);
+            break;
+        }
+    }
+    return right;
+}
+
+/* Over each link went what the engine moves here, too: there is one way to make Figure 4's calls. */
+static void check_run(void) {
     const char *const kinds[] = {"weights", "cache", "activations", "other data"};
-    Checkpoint *model = run_model(&gen);
-    Task task = run_task(&gen);
-    Rig here = run_rig(&gen, model, &task, NULL);
-    in_case("--percent %s, %d batches of %d", percent, gen.num_gpu_batches, gen.gbs);
-    ASSERT_OK(rig_run(&here));
+    Checkpoint *model = run_model(&gen.run);
+    Task task = run_task(&gen.run), plain = run_task(&gen.run);
+    Rig here = run_rig(&gen.run, model, &task, NULL);
+    const bool right = right_logits(&plain, model, false);
+    if (!right && !in_square(&task, model)) right_logits(&plain, model, true);
+    in_placement();
     near_to(gen.ended, PROMPTS, 0, "prompts that got their tokens");
+    ASSERT_OK(rig_run(&here));
     for (int i = 0; i < CHANNELS * KINDS; i++)
         near_to(gen.moved[i / KINDS][i % KINDS], here.moved[i / KINDS][i % KINDS], 0, "bytes or operations of %s, %s",
                 channel_name[i / KINDS], kinds[i % KINDS]);
-    for (int i = 0; i < PROMPTS; i++) {
-        const Prompt *q = &task.prompts[i];
-        for (int t = 0; t < RUN_TOKENS; t++)
-            if (gen.ids[i][t] < 0 || gen.ids[i][t] >= VOCAB) return wrong("prompt %d: token %d is %d", i, t, gen.ids[i][t]);
-        memcpy(q->ids + q->s, gen.ids[i], sizeof gen.ids[i]);
-        ASSERT_OK(reference_forward(logits, model, q->ids, q->s + RUN_TOKENS - 1, &err));
-        for (int t = 0; t < RUN_TOKENS; t++) {
-            in_run(i, q->s, t);
-            if (!near_row(gen.logits[i][t], logits + (q->s - 1 + t) * VOCAB, VOCAB, 1e-2)) break;
-        }
-    }
-    rig_close(&here), free_task(&task), checkpoint_close(model);
+    rig_close(&here), free_task(&task), free_task(&plain), checkpoint_close(model);
 }
+
+// ---- 14
 
 enum { TEXTS = 10 };
 static const char *const texts[TEXTS] = {"Once upon a time", "Tom and Sue had a", "One was", "The big brown dog",
@@ -387,12 +504,60 @@ static bool draw_mini(void) {
     return true;
 }
 
-/* As above; mini.c rounds otherwise, so that any token will do whose logit is within 2e-3 of the largest. */
-static void check_mini(void) {
-    static int32_t right[TEXTS][RUN_TOKENS]; /* what mini.c has said, and was right */
+/* Says where the run went wrong, by the engine with everything on the GPU. Returns false if all squares are right. */
+static bool in_mini_square(void) {
+    static MiniSeen theirs;
+    static Squares ours;
+    const int *block = blocks[number % BLOCKS];
+    Rig r = {.model = tiny, .policy = all_gpu(block[0], block[1]), .task = &told};
+    memset(&theirs, 0, sizeof theirs), memset(&ours, 0, sizeof ours);
+    memcpy(theirs.words, mini.words, sizeof mini.words);
+    if (!ask_more(ASK_MINI_SEEN, &theirs)) return false;
+    squares_seen = &ours;
+    ASSERT_OK(rig_run(&r));
+    squares_seen = NULL;
+    rig_close(&r);
+    in_placement();
+    return !same_squares(&theirs.squares, &ours, tiny->config.l, true);
+}
+
+/* Returns whether all tokens are as in the plain forward. mini.c rounds otherwise, so that any token will do whose logit is
+ * within 2e-3 of the largest. Says the first that is not, if told to. */
+static bool right_tokens(bool says) {
+    static int32_t known[TEXTS][RUN_TOKENS]; /* what mini.c has said, and was right */
     const int vocab = tiny->config.vocab;
     float *logits = xcalloc((size_t)(LONGEST + RUN_TOKENS) * vocab, sizeof *logits);
-    in_case("--percent %s", placements[number / BLOCKS].percent);
+    bool right = mini.ended == PROMPTS;
+    for (int i = 0; i < PROMPTS; i++) {
+        const Prompt *q = &told.prompts[i];
+        const int32_t *ids = mini.ids[i];
+        bool good = true;
+        if (!memcmp(ids, known[q->place], sizeof *known)) continue;
+        for (int t = 0; t < RUN_TOKENS; t++) good &= ids[t] >= 1 && ids[t] < vocab;
+        if (!good && says) wrong("the tokens of prompt %d are none", i);
+        right &= good;
+        if (!good) continue;
+        memcpy(q->ids + q->s, ids, sizeof *mini.ids);
+        CHECK(!reference_forward(logits, tiny, q->ids, q->s + RUN_TOKENS - 1, &err));
+        for (int t = 0; t < RUN_TOKENS && good; t++) {
+            const float *row = logits + (size_t)(q->s - 1 + t) * vocab;
+            float best = row[0], largest = 0;
+            for (int v = 0; v < vocab; v++) best = fmaxf(best, row[v]), largest = fmaxf(largest, fabsf(row[v]));
+            good = row[ids[t]] >= best - 2e-3 * largest;
+            if (good || !says) continue;
+            in_case("prompt %d (s = %d), token i = %d, logits", i, q->s, t);
+            wrong("that of token %d, and the best: expected %.9g, found %.9g", ids[t], best, row[ids[t]]);
+        }
+        right &= good;
+        if (good) memcpy(known[q->place], ids, sizeof *known);
+    }
+    free(logits);
+    return right;
+}
+
+static void check_mini(void) {
+    if (!right_tokens(false) && !in_mini_square()) right_tokens(true);
+    in_placement();
     near_to(mini.ended, PROMPTS, 0, "prompts that got their tokens");
     if (!strcmp(placements[number / BLOCKS].percent, WEIGHTS_ON_CPU)) {
         const OptConfig *c = &tiny->config;
@@ -400,25 +565,6 @@ static void check_mini(void) {
         const int passes = ceil_div(PROMPTS, blocks[number % BLOCKS][0] * blocks[number % BLOCKS][1]) * RUN_TOKENS;
         near_to(mini.carried[CTOG], passes * layers, 0, "bytes of weights, all layers once for each token of a block");
     }
-    for (int i = 0; i < PROMPTS; i++) {
-        const Prompt *q = &told.prompts[i];
-        const int32_t *ids = mini.ids[i];
-        bool good = true;
-        for (int t = 0; t < RUN_TOKENS; t++)
-            if (ids[t] < 1 || ids[t] >= vocab) return wrong("prompt %d: token %d is %d", i, t, ids[t]);
-        if (!memcmp(ids, right[q->place], sizeof *right)) continue;
-        memcpy(q->ids + q->s, ids, sizeof *mini.ids);
-        ASSERT_OK(reference_forward(logits, tiny, q->ids, q->s + RUN_TOKENS - 1, &err));
-        for (int t = 0; t < RUN_TOKENS && good; t++) {
-            const float *row = logits + (size_t)(q->s - 1 + t) * vocab;
-            float best = row[0], largest = 0;
-            for (int v = 0; v < vocab; v++) best = fmaxf(best, row[v]), largest = fmaxf(largest, fabsf(row[v]));
-            in_run(i, q->s, t);
-            good = near_to(row[ids[t]], best, 2e-3 * largest, "that of token %d, and the best", ids[t]);
-        }
-        if (good) memcpy(right[q->place], ids, sizeof *right);
-    }
-    free(logits);
 }
 
 // ---- 7: Appendix A.3 in generation, by hand -------------------------------------------------------------------------
@@ -844,12 +990,17 @@ static bool draw_norm(void) {
     return true;
 }
 
+/* Rows of a few columns, in the last two cases of more than a block has threads for; a row that is put into pages has a k
+ * and a v of so many. */
 static bool draw_gather(void) {
+    const int few = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDE_ROW / 8) : 2 * draw(1, WIDE_ROW / 2);
+    const int many = number % 2 ? 8 * draw(257, WIDEST / 8) : 2 * draw(1025, WIDEST / 2);
+    const bool is_wide = number >= 6;
     Data *data = &kernel.before;
     ask(ASK_KERNEL, &kernel);
     kernel.what = step == 3 ? SCATTER : GATHER, halves_off = step == 2 ? 4e-3 : 0, kernel.onto = step == 2;
     kernel.rows = GATHERED;
-    kernel.cols = number == 0 ? 64 : number % 2 ? 8 * draw(20, WIDEST / 8) : 2 * draw(1, WIDEST / 2);
+    kernel.cols = is_wide ? many * (1 + (step == 3)) : few;
     fill(data->table, TABLE * kernel.cols, -4, 4);
     fill(data->act + MOST_NUMBERS, GATHERED * kernel.cols, -4, 4);
     memset(data->pair, 0x3c, sizeof data->pair);
@@ -942,6 +1093,11 @@ static void check_tiles(void) {
         }
         near_to(tiles.o[e], sum / whole, 2e-3, "o of row %d, head %d, element %d", r, h, d);
     }
+    /* A thread has the k of a token of each tile, and a number of the v of all tokens, or several. Who computes scores more
+     * than once, for their largest, their sum and v, reads k as often. */
+    const int share = ceil_div(tokens, TILE) * a->hd + ceil_div(a->hd, TILE) * tokens;
+    if (a->halves && tiles.most_work > 4 * share)
+        wrong("a thread was expected to read about %d numbers, found one that read %ld", share, (long)tiles.most_work);
 }
 
 // ---- 13: in mini.c, beside the LPs above ----------------------------------------------------------------------------
