@@ -12,8 +12,8 @@
 # make accuracy   what compression and sparse attention cost, in perplexity
 # make paper      the paper's evaluation again, into results/paper; make paper GPU=1 also measures on the GPU that is here
 # make experiments  all studies of docs/EXPERIMENTS.md, compared with what it says
-# make docs       three pages: the tour with the three schedules as an animation, docs/index.html; the paper beside the code,
-#                 docs/paper.html; the manual page, docs/flexgen.1
+# make docs       four pages: the tour with the three schedules as an animation, docs/index.html; the paper beside the code,
+#                 docs/paper.html; the slides of the six lectures, docs/slides.html; the manual page, docs/flexgen.1
 # make booklet    the second as build/paper.pdf, to be printed; needs chromium
 # make explore    the policy search in a browser: docs/explore.html; needs emscripten, and CJSON= the path of cJSON's source
 # make size       tokens of each file and of the trunk, budgets (scripts/size.txt), and that calls go down only
@@ -170,6 +170,7 @@ size: flexgen
 docs: flexgen
 	@python3 -B scripts/make_page.py
 	@python3 -B scripts/paper_page.py
+	@python3 -B scripts/slides.py
 	@python3 -B scripts/make_man.py
 booklet:
 	@python3 -B scripts/paper_page.py --pdf $(BUILD)/paper.pdf

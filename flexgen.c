@@ -245,7 +245,9 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
     cJSON_AddBoolToObject(head, "--format openai", o->format && !strcmp(o->format, "openai"));
-    ADD(head, {"bits of weights", p->weight_packed ? 4 : p->weight_study.bits},
+    ADD(head,
+        {p->head_packed ? "bits of weights and head" : "bits of weights",
+         p->weight_packed ? 4 : p->weight_study.bits},
         {"group of weights", p->weight_packed ? GROUP : p->weight_study.group},
         {"bits of the cache", p->cache_packed ? 4 : p->cache_study.bits},
         {"group of the cache", p->cache_packed ? GROUP : p->cache_study.group},
@@ -604,7 +606,7 @@ static int quantize(TaskRun *run, Error *err) {
     CopyStats stats;
     stop_catch();
     choose_threads(run);
-    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes,
+    if (checkpoint_quantize(&stats, o->model, o->output, shard_bytes, o->compress_head,
                             isatty(STDERR_FILENO) ? stderr : NULL, err))
         return -1;
     say_processors(run);
@@ -612,9 +614,9 @@ static int quantize(TaskRun *run, Error *err) {
         say_untied(o->model);
     fprintf(stderr,
             "%.2f MB packed to %.2f MB, %d file%s in %s: %.2f bits a weight, %.2f in the matrices "
-            "of the layers\n",
+            "of the layers%s\n",
             stats.before / 1e6, stats.after / 1e6, stats.files, plural(stats.files), o->output,
-            stats.bits, stats.packed_bits);
+            stats.bits, stats.packed_bits, o->compress_head ? " and the head" : "");
     return 0;
 }
 

@@ -245,10 +245,15 @@ __global__ void embed_kernel(Op op, bool wide) {
     }
 }
 
+/* Does the same without op.add, for a packed table: see the next chapter. */
+__global__ void embed_packed_kernel(Op op, bool);
+
 static void gpu_embed(CudaGpu *, const Op *op, cudaStream_t stream) {
     Tensor y = op->embed.y;
-    CHECK(y.type == F16 && op->embed.table.type == F16);
-    embed_kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
+    bool packed = op->embed.table.type == U8;
+    CHECK(y.type == F16 && (packed ? !op->add : op->embed.table.type == F16));
+    auto kernel = packed ? embed_packed_kernel : embed_kernel;
+    kernel<<<y.rows, row_threads(y.cols), 0, stream>>>(*op, eights(y.cols));
 }
 
 enum {
@@ -357,6 +362,19 @@ __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
             x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
         half *w = (half *)op.unpack.w.at + (size_t)row * k + blockIdx.x * COLUMNS + c;
         *(Half8 *)w = to_halfs(x);
+    }
+}
+
+/* Unpacks a row of a token table: of each column it reads the group's header and one code. */
+__global__ void embed_packed_kernel(Op op, bool) {
+    int cols = op.embed.y.cols, id = ((const int *)op.embed.idx.at)[blockIdx.x], row = id % GROUP;
+    int at = GROUP_HEADER + row / 32 * 16 + row % 16, shift = row % 32 / 16 * 4;
+    const uint8_t *from = (uint8_t *)op.embed.table.at + id / GROUP * (size_t)cols * GROUP_BYTES;
+    half *to = (half *)op.embed.y.at + (size_t)blockIdx.x * cols;
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+        const uint8_t *group = from + c * GROUP_BYTES;
+        to[c] =
+            __float2half(unpack_code(group_header(*(unsigned *)group), group[at] >> shift & 15));
     }
 }
 
@@ -539,7 +557,8 @@ static char *workspace_of(CudaGpu *g, Lane lane) { return g->workspace[lane == F
 /* Writes an output: adds the bias to its sum v, takes the ReLU, adds the residual, as asked. */
 __device__ void store_output(const Op &op, int row, int col, float v) {
     const half *b = (half *)op.linear.b.at;
-    half *y = (half *)op.linear.y.at + row * op.linear.y.ld + col;
+    size_t at = row * op.linear.y.ld + col;
+    half *y = (half *)op.linear.y.at + at;
     if (col >= op.linear.y.cols)
         return;
     if (b)
@@ -548,7 +567,10 @@ __device__ void store_output(const Op &op, int row, int col, float v) {
         v = 0;
     if (op.linear.residual.at)
         v += __half2float(*y);
-    *y = __float2half(v);
+    if (op.linear.y.type == F32) /* logits, to which nothing is added */
+        ((float *)op.linear.y.at)[at] = v;
+    else
+        *y = __float2half(v);
 }
 
 /* Adds the bias and takes the ReLU, where cuBLAS has no algorithm that includes them. A block has
@@ -869,7 +891,7 @@ static int count_sharers(int across, int k, int places) {
 static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     Tensor y = op->linear.y;
     int k = op->linear.x.cols;
-    CHECK(y.rows <= PACKED_ROWS && y.cols % GROUP == 0 && eights(k) && y.type == F16);
+    CHECK(y.rows <= PACKED_ROWS && eights(k));
     int rows = FEW, which = 0; /* rows of a block */
     for (; rows < y.rows && which < g->packed_most; rows *= 2)
         which++;
@@ -886,7 +908,12 @@ static int gpu_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err)
     CHECK(lane_channel[op->lane] == GPU && (!residual.at || (residual.at == y.at && !op->relu)));
     if (op->linear.w.type != U8)
         return blas_linear(g, op, stream, err);
-    packed_linear(g, op, stream);
+    Op part = *op;
+    for (int first = 0; first < y.rows; first += PACKED_ROWS) {
+        part.linear.y = tensor_rows(y, first, imin(y.rows - first, PACKED_ROWS));
+        part.linear.x = tensor_rows(op->linear.x, first, part.linear.y.rows);
+        packed_linear(g, &part, stream);
+    }
     return 0;
 }
 
@@ -2070,8 +2097,8 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
         for (cudaError_t asked : {cudaFuncGetAttributes(&attributes, kernels)...})
             e = e ? e : asked;
     };
-    load(embed_kernel, layernorm_kernel, unpack_kernel, pack_kernel, bias_kernel, append_kernel,
-         select_kernel, pick_kernel, score_kernel);
+    load(embed_kernel, embed_packed_kernel, layernorm_kernel, unpack_kernel, pack_kernel,
+         bias_kernel, append_kernel, select_kernel, pick_kernel, score_kernel);
     for (auto kernel : prefill_kernels)
         load(kernel);
     for (const DecodeKernel *kernels : {attend_kernels<false>, attend_kernels<true>, weigh_kernels})

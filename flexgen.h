@@ -258,6 +258,7 @@ typedef struct {
     int piece_rows;     /* the most rows of a piece; a longer prompt raises it */
     int workspaces;     /* hidden states that the GPU holds at once: 2 or 3, see below */
     bool weight_packed; /* the matrices of the layers are packed on every tier; else they are F16 */
+    bool head_packed;   /* so are the token table and lm_head; only with weight_packed */
     bool cache_packed;  /* the KV pages are packed */
     double sparsity;    /* the share of past tokens whose V attention reads; 1: all. Less requires
                            delegated, because V can be skipped only where the pages are */

@@ -150,8 +150,10 @@ static void plain_embed(float *x, const Tensor g[NGLOBALS], const OptConfig *c, 
 }
 
 /* Computes logits (n, vocab) from x: final norm, project_out, then the head. */
-static void plain_head(float *logits, float *x, const Tensor g[NGLOBALS], int n) {
+static void plain_head(float *logits, float *x, const Tensor g[NGLOBALS], const OptConfig *c,
+                       int n) {
     Tensor project = g[PROJECT_OUT], head = g[LM_HEAD].rows ? g[LM_HEAD] : g[TOK_EMBED];
+    head.rows = c->vocab; /* a packed one was filled up to whole groups */
     float *y = xcalloc((size_t)n * project.rows, sizeof *y);
     if (g[FINAL_LN_W].rows)
         plain_layernorm(x, x, g[FINAL_LN_W], g[FINAL_LN_B], n);
@@ -205,7 +207,7 @@ int reference_forward(float *logits, const Checkpoint *checkpoint, const int32_t
         free_floats(w, NROLES);
     }
     if (!status)
-        plain_head(logits, x, g, n);
+        plain_head(logits, x, g, c, n);
     free_floats(g, NGLOBALS);
     free(x);
     return status;

@@ -87,15 +87,15 @@ void place_weights(Tier (*home)[NROLES], const OptConfig *config, double wg, dou
 }
 
 /* Returns a tensor of the checkpoint as it rests at this place of a region: in F16, or packed. In a
- * packed checkpoint a packed tensor has the shape of its groups already. */
+ * packed checkpoint a packed tensor has the shape of its groups already. The rows of a layer's
+ * matrix fill whole groups (see checkpoint_packs). */
 static Tensor as_stored(Tensor t, bool packed, RegionId id, Tier tier, Bytes offset) {
     bool packs = packed && t.type != U8;
-    CHECK(!packs || t.rows % GROUP == 0); /* see checkpoint_packs */
     int cols = packs ? t.cols * GROUP_BYTES : t.cols;
     return (Tensor){.tier = tier,
                     .type = packed ? U8 : F16,
                     .offset = offset,
-                    .rows = packs ? t.rows / GROUP : t.rows,
+                    .rows = packs ? ceil_div(t.rows, GROUP) : t.rows,
                     .cols = cols,
                     .ld = cols,
                     .region = id};
@@ -474,24 +474,25 @@ static void plan_choices(Plan *p) {
  * not count them. */
 static void plan_globals(Plan *p, const Checkpoint *c) {
     Bytes bytes[NTIERS] = {0};
+    /* on disk, tables are the checkpoint's unless packing changes them (see copied_to_disk) */
+    bool copied = c->dummy || (p->policy.head_packed && c->global[p->head].type != U8);
     for (Global g = 0; g < NGLOBALS; g++) {
         Tensor t = c->global[g];
         bool table = g == TOK_EMBED || g == LM_HEAD;
         Tier tier = table ? p->policy.table_home : TIER_GPU;
         if (!t.rows)
             continue;
-        Bytes size = (Bytes)t.rows * t.cols * sizeof(f16), padded = whole_lines(size);
+        Tensor stored = as_stored(t, p->policy.head_packed && table, EMBEDDINGS, tier,
+                                  p->total[tier] + bytes[tier]);
+        Bytes size = tensor_bytes(stored), padded = whole_lines(size);
         p->global[g].slab_bytes = tier == TIER_DISK ? size : padded;
-        p->global[g].home =
-            tier == TIER_DISK && !c->dummy
-                ? t
-                : as_stored(t, false, EMBEDDINGS, tier, p->total[tier] + bytes[tier]);
+        p->global[g].home = tier == TIER_DISK && !copied ? t : stored;
         if (g == p->head && is_last_stage(&p->config))
             p->layer_bytes[tier][p->config.l] = padded; /* the head streams as layer l */
         bytes[tier] += padded;
     }
     for (Tier t = TIER_GPU; t < NTIERS; t++) {
-        bool file = t == TIER_DISK && !c->dummy;
+        bool file = t == TIER_DISK && !copied;
         lay_out(p, EMBEDDINGS, t,
                 (Region){file ? "embeddings (checkpoint)" : "embeddings", U8, .slots = 1,
                          .bytes = bytes[t]},

@@ -207,6 +207,16 @@ void quant_unpack_rows(f16 *w, const uint8_t *from, int k) {
         unpack_columns(w + c, from + (size_t)c * GROUP_BYTES, k);
 }
 
+void quant_unpack_row(f16 *x, const uint8_t *from, int i, int k) {
+    int at = GROUP_HEADER + i / 32 * 16 + i % 16, shift = i % 32 / 16 * 4;
+    for (int c = 0; c < k; c++, from += GROUP_BYTES) {
+        f16 header[2];
+        memcpy(header, from, sizeof header);
+        x[c] = f32_to_f16(f16_to_f32(header[0]) +
+                          f16_to_f32(header[1]) * (from[at] >> shift & LEVELS));
+    }
+}
+
 bool quant_pack_heads(uint8_t *to, const f16 *x, int nh, int hd) {
     bool finite = true;
     for (int h = 0; h < nh; h++, x += hd, to += quant_bytes(hd))

@@ -27,17 +27,21 @@ HOST_AND_GPU static inline size_t quant_bytes(int n) {
            (n % GROUP ? GROUP_HEADER + (n % GROUP + 31) / 32 * 16 : 0);
 }
 
-/* Returns the bytes of a packed weight w (n, k), both multiples of GROUP. Groups run along n, the
+/* Returns the bytes of a packed weight w (n, k); k is a multiple of GROUP. Groups run along n, the
  * output channels, which lie k numbers apart. A packed group is contiguous: the group that begins
  * at (g * GROUP, c) is at byte (g * k + c) * GROUP_BYTES. So as a Tensor of type U8 the packed
- * matrix has the shape (n / GROUP, k * GROUP_BYTES). */
+ * matrix has the shape (n / GROUP, k * GROUP_BYTES). The n of a layer's matrix is a multiple of
+ * GROUP; that of a token table need not be, and then its last row is repeated to fill the groups.
+ */
 static inline size_t quant_matrix_bytes(int n, int k) {
-    return (size_t)(n / GROUP) * k * GROUP_BYTES;
+    return (size_t)ceil_div(n, GROUP) * k * GROUP_BYTES;
 }
 /* Packs one row of groups, which is GROUP rows of w. Returns false if a number is not finite; its
  * group then unpacks to NaN. */
 bool quant_pack_rows(uint8_t *to, const f16 *w, int k);
 void quant_unpack_rows(f16 *w, const uint8_t *from, int k);
+/* Unpacks row i of one row of groups: the k numbers of a token in a packed token table. */
+void quant_unpack_row(f16 *x, const uint8_t *from, int i, int k);
 
 /* Packs a token's k or v, x (nh, hd), in groups within heads: head h begins at byte
  * h quant_bytes(hd). Returns false as above. Heads are never unpacked: attention reads the codes

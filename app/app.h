@@ -31,7 +31,7 @@ typedef struct Options {
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
     bool fixed_schedule, frontier, explain, no_rehearsal;
-    bool compress_weight, compress_cache, allow_compression;
+    bool compress_weight, compress_head, compress_cache, allow_compression;
     Quant quant;        /* --bits and --group; sizes other than is_stored's are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */
     bool paper_model;   /* --cost-model paper */
@@ -477,14 +477,15 @@ typedef struct {
 } CopyStats;
 
 /* Writes a copy of the checkpoint in dir to the directory output, with the matrices of the layers
- * packed and the rest as F16. checkpoint_open reads it, and quantize.c says how it is laid out. A
- * shard has at most shard_bytes, or one layer. output must be new or empty. progress may be NULL.
- * -1 and err for what checkpoint_open, checkpoint_packs or checkpoint_pack refuse, for a checkpoint
- * that is packed already or an output that exists (both EXIT_USAGE), and for a full disk; then
- * nothing is left behind. A killed program leaves OUTPUT.tmp-PID, which the next one clears away.
+ * and, if head is true, the token table and lm_head packed, and the rest as F16. checkpoint_open
+ * reads it, and quantize.c says how it is laid out. A shard has at most shard_bytes, or one layer.
+ * output must be new or empty. progress may be NULL. -1 and err for what checkpoint_open,
+ * checkpoint_packs or checkpoint_pack refuse, for a checkpoint that is packed already or an output
+ * that exists (both EXIT_USAGE), and for a full disk; then nothing is left behind. A killed program
+ * leaves OUTPUT.tmp-PID, which the next one clears away.
  */
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
-                        FILE *progress, Error *err);
+                        bool head, FILE *progress, Error *err);
 
 // -------------------------------------------------------------------------------------------------
 // report.c: what the commands say

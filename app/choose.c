@@ -263,6 +263,7 @@ int settle_compression(TaskRun *run, Error *err) {
     p->weight_study = weight ? asked : none;
     p->cache_study = cache ? asked : none;
     p->weight_packed = c->packed || (weight && !asked.bits);
+    p->head_packed = run->whole->global[TOK_EMBED].type == U8 || o->compress_head;
     p->cache_packed = cache && !asked.bits;
     if (is_sparse(p))
         p->delegated = true;
@@ -281,7 +282,7 @@ int settle_compression(TaskRun *run, Error *err) {
             "--compress-weight still packs "
             "the weights, and eval --compress-cache --group 32 says what packing would cost",
             p->cache_packed ? "--compress-cache" : "--allow-compression", hd);
-    return p->weight_packed || run->may_pack ? checkpoint_packs(c, err) : 0;
+    return p->weight_packed || run->may_pack ? checkpoint_packs(c, p->head_packed, err) : 0;
 }
 
 Cluster cluster_of(const TaskRun *run) {

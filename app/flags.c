@@ -289,6 +289,8 @@ static const Flag flags[] = {
      "the CPU attends to the KV cache on CPU and disk, in place"},
     {"--compress-weight", "gbpe", SWITCH(compress_weight),
      "4-bit groups for the layers' matrices, on every tier"},
+    {"--compress-head", "gbpqe", SWITCH(compress_head),
+     "4-bit groups for the output head and the token table, too"},
     {"--compress-cache", "gbpe", SWITCH(compress_cache),
      "4-bit groups for the KV cache, on every tier"},
     {"--bits", "qe", WHOLE(quant.bits, LEAST_BITS, MOST_BITS),
@@ -603,6 +605,9 @@ static int check_uses(const Options *o, Command command, Error *err) {
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out, or see with "
          "eval "
          "what others would cost"},
+        {o->compress_head && !copies && !(o->compress_weight && is_stored(o->quant)),
+         "--compress-head: packs the head beside the matrices of the layers, in 4 bits and groups "
+         "of 64; give --compress-weight, too, without --bits and --group"},
         {copies && prints, "--output is missing; name the directory that the copy is to be"},
         {command == GENERATE && !o->prompt.n == !o->prompts,
          "give either --prompt TEXT or --prompts FILE"},

@@ -10,13 +10,15 @@
  * and these tensors, under the names that they have in the source:
  *
  *     matrices of the decoder layers    dtype U8, shape (n / 64, 36 k) instead of (n, k)
- *     all others                        dtype F16: biases, layernorms, embeddings, projections,
- *                                       a separate head
+ *     token table, a separate head      the same with --compress-head, where n / 64 is rounded up
+ *     all others                        dtype F16: biases, layernorms, positions, projections, and
+ *                                       without --compress-head the token table and the head
  *
- * Row g of a packed matrix is the result of quant_pack_rows for rows [64 g, 64 (g + 1)); quant.h
- * describes the layout of a group. A layer is never split between shards. The data begins at a
- * multiple of 64 bytes and has no holes. Tensors whose sizes are multiples of 64 come first, then
- * multiples of 32, and so on, so that each tensor begins at as round a byte as its size is.
+ * Row g of a packed matrix is the result of quant_pack_rows for rows [64 g, 64 (g + 1)), where the
+ * last row stands for rows behind it; quant.h describes the layout of a group. A layer is never
+ * split between shards. The data begins at a multiple of 64 bytes and has no holes. Tensors whose
+ * sizes are multiples of 64 come first, then multiples of 32, and so on, so that each tensor begins
+ * at as round a byte as its size is.
  *
  * Contract: each thread buffers only one row of groups, however large the model is. The copy is
  * made beside its place, as OUTPUT.tmp-..., synced, and renamed when it is complete; on any failure
@@ -45,6 +47,7 @@ typedef struct {
 /* A copy that is being made. */
 typedef struct {
     const Checkpoint *checkpoint; /* the source */
+    bool head;                    /* tables are packed, too */
     Item *items;                  /* (nitems), in the order of the files */
     int nitems, nshards, threads;
     size_t numbers[2], bytes[2]; /* of all items: [0] as F16; [1] packed */
@@ -63,11 +66,12 @@ typedef struct {
 /* Adds a tensor to the items. */
 static void add_item(Copy *copy, const Part *part) {
     const Tensor *t = part->tensor;
-    Item item = {t, part->layer, part->vector, part->matrix, .rows = t->rows, .cols = t->cols};
+    bool packed = part->matrix || (part->table && copy->head);
+    Item item = {t, part->layer, part->vector, packed, .rows = t->rows, .cols = t->cols};
     item.order =
         part->layer < 0 ? copy->nitems : (part->layer + 1) * 2 * NROLES + role_place(part->role);
     if (item.packed) {
-        item.rows /= GROUP;
+        item.rows = ceil_div(item.rows, GROUP);
         item.cols *= GROUP_BYTES;
     }
     item.bytes = item.rows * item.cols * (item.packed ? 1 : sizeof(f16));
@@ -325,7 +329,8 @@ static int write_index(Copy *copy) {
 
 /* Writes the whole copy to the unfinished directory. */
 static int write_files(Copy *copy, const char *from) {
-    int k = imax(copy->checkpoint->config.h1, copy->checkpoint->config.h2);
+    const OptConfig *c = &copy->checkpoint->config;
+    int k = imax(imax(c->h1, c->h2), c->embed);
     size_t numbers = (size_t)copy->threads * GROUP * k;
     copy->scratch = xcalloc(CHUNK + numbers, sizeof *copy->scratch);
     copy->packed = xcalloc(copy->threads, (size_t)k * GROUP_BYTES);
@@ -375,19 +380,20 @@ static int write_beside(Copy *copy, const char *from, const char *output) {
 }
 
 int checkpoint_quantize(CopyStats *stats, const char *dir, const char *output, Bytes shard_bytes,
-                        FILE *progress, Error *err) {
+                        bool head, FILE *progress, Error *err) {
     Checkpoint *checkpoint = checkpoint_open(dir, err);
     if (!checkpoint)
         return -1;
     checkpoint->digest = checkpoint_digest(checkpoint);
     Copy copy = {.checkpoint = checkpoint,
+                 .head = head,
                  .threads = imin(host_threads(), MOST_THREADS),
                  .progress = progress,
                  .err = err};
     int status = -1;
     if (checkpoint->packed)
         fail(err, EXIT_USAGE, "%s: is packed already; name the model that it was made from", dir);
-    else if (!checkpoint_packs(checkpoint, err)) {
+    else if (!checkpoint_packs(checkpoint, head, err)) {
         lay_out(&copy, shard_bytes);
         status = write_beside(&copy, dir, output);
     }

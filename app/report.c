@@ -110,6 +110,8 @@ static void add_policy(cJSON *json, const Policy *p) {
     cJSON_AddStringToObject(json, "schedule", schedule_name[p->schedule]);
     cJSON_AddBoolToObject(json, "cpu_cache_compute", p->delegated);
     cJSON_AddBoolToObject(json, "compress_weight", p->weight_packed);
+    if (p->head_packed)
+        cJSON_AddTrueToObject(json, "compress_head");
     cJSON_AddBoolToObject(json, "compress_cache", p->cache_packed);
     cJSON_AddNumberToObject(json, "attn_sparsity", is_sparse(p) ? p->sparsity : 1);
     for (int of = 0; of < 3; of++) {
@@ -343,10 +345,13 @@ static void print_policy(FILE *out, const TaskRun *run) {
     fprintf(out,
             "weights %g/%g%s, cache %g/%g%s, activations %g/%g%% on GPU/CPU, %d x %d, %s, %s%s%d "
             "thread%s, %s\n",
-            100 * p->wg, 100 * p->wc, p->weight_packed ? " packed" : "", 100 * p->cg, 100 * p->cc,
-            p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc, p->gbs, p->num_gpu_batches,
-            schedule_name[p->schedule], run->gpu ? run->gpu->name : "", run->gpu ? ", " : "",
-            run->threads, plural(run->threads), host_isa());
+            100 * p->wg, 100 * p->wc,
+            p->head_packed     ? " packed with the head"
+            : p->weight_packed ? " packed"
+                               : "",
+            100 * p->cg, 100 * p->cc, p->cache_packed ? " packed" : "", 100 * p->hg, 100 * p->hc,
+            p->gbs, p->num_gpu_batches, schedule_name[p->schedule], run->gpu ? run->gpu->name : "",
+            run->gpu ? ", " : "", run->threads, plural(run->threads), host_isa());
 }
 
 void print_summary(const TaskRun *run, int prompts, long tokens) {

@@ -69,7 +69,7 @@ typedef struct {
     double weights, on_disk; /* bytes of the weights as they rest and move; as on the disk */
     double hidden, fresh;    /* bytes of the hidden states; of new k and v */
     double cache;            /* bytes of the pages that new tokens attend to */
-    Tensor table;            /* the head's matrix as it is on the disk; it moves as F16 */
+    Tensor table;            /* the head's matrix at home */
 } Sweep;
 
 /* Returns the rate of a link at which the new tokens of a sweep move. Each batch, and the cache
@@ -78,13 +78,16 @@ static double mean_rate(const double bdw[2], const Workload *w) {
     return (w->decoded + w->prompt_rows) / (w->decoded / bdw[0] + w->prompt_rows / bdw[1]);
 }
 
-/* Returns the bytes of a layer's weights as they move, F16 or packed. */
+/* Returns the bytes of a weight as it moves, F16 or packed. */
+static Bytes moving_bytes(Tensor home) {
+    return (Bytes)home.rows * home.cols * (home.type == U8 ? 1 : sizeof(f16));
+}
+
+/* Returns those of a layer's weights. */
 static Bytes layer_bytes(const Plan *plan) {
     Bytes sum = 0;
-    for (int r = 0; r < NROLES; r++) {
-        Tensor t = plan->weight[0][r].home;
-        sum += (Bytes)t.rows * t.cols * (t.type == U8 ? 1 : sizeof(f16));
-    }
+    for (int r = 0; r < NROLES; r++)
+        sum += moving_bytes(plan->weight[0][r].home);
     return sum;
 }
 
@@ -112,7 +115,7 @@ static Sweep mean_sweep(const Hardware *hw, const Checkpoint *checkpoint, const 
                .kv = 2.0 * plan->kv_row,
                .v_read = plan->policy.sparsity,
                .weights = layer_bytes(plan),
-               .table = checkpoint->global[plan->head]};
+               .table = plan->global[plan->head].home};
     a.K = a.batches[1] + a.batches[0];
     a.all_rows = a.rows[1] + a.rows[0];
     /* len solves len (len + 1) / 2 = pairs of a prompt. */
@@ -274,15 +277,16 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     const OptConfig *c = a->config;
     const Hardware *h = a->hw;
     Tier home = a->plan->policy.table_home;
-    double less = a->act * a->h1 * (a->head_rows - a->all_rows), ids = 2.0 * c->embed * a->all_rows;
+    bool packed = a->table.type == U8;
+    double less = a->act * a->h1 * (a->head_rows - a->all_rows),
+           ids = (packed ? GROUP_BYTES : sizeof(f16)) * c->embed * a->all_rows;
     Sum *of = t->head;
     of[CTOG] = off_gpu(0, 0, less / a->ctog);
     of[GTOC] = off_gpu(0, 0, less / a->gtoc);
     of[DTOC].hd = less / a->dtoc;
     of[CTOD].hd = less / a->ctod;
     if (home != TIER_GPU)
-        of[CTOG].one =
-            (2.0 * a->table.rows * a->table.cols + a->act * c->embed * a->all_rows) / a->ctog;
+        of[CTOG].one = (moving_bytes(a->table) + a->act * c->embed * a->all_rows) / a->ctog;
     if (home == TIER_DISK)
         of[DTOC].one = (tensor_bytes(a->table) + ids) / a->dtoc;
     if (home == TIER_CPU)
@@ -290,7 +294,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
     double embed = (ids + a->hidden) * 2, norm = 2 * a->act * a->h1 * a->head_rows,
            choose = 4.0 * c->vocab * a->head_rows;
     double logits =
-        product(a, a->batches[1] > a->batches[0], a->head_rows / a->K, c->vocab, c->embed, false);
+        product(a, a->batches[1] > a->batches[0], a->head_rows / a->K, c->vocab, c->embed, packed);
     bool down = a->plan->chooser == TIER_CPU;
     enum { HEAD_OPS = 6 }; /* token and position rows, two projections, norm, choice */
     of[GPU].one = a->K * (logits + HEAD_OPS * a->op_s) +

@@ -22,10 +22,18 @@ static void embed_rows(const void *embed, int first, int n) {
     const Op *op = embed;
     Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
+    f16 *unpacked = (f16 *)(void *)scratch(y.cols);
+    int tokens = table.type == U8 ? GROUP : 1; /* of a row of the table */
     for (int r = first; r < first + n; r++) {
+        Tensor row = tensor_rows(table, idx[r] / tokens, 1);
+        if (tokens > 1) {
+            quant_unpack_row(unpacked, row.at, idx[r] % tokens, y.cols);
+            row.type = F16;
+            row.at = unpacked;
+        }
         for (int c = 0; c < y.cols; c += VL) {
             size_t at = (size_t)r * y.cols + c;
-            V v = load_any(table.at, table.type, idx[r] * table.ld + c, y.cols - c);
+            V v = load_any(row.at, row.type, c, y.cols - c);
             if (op->add)
                 v = load_any(y.at, y.type, at, y.cols - c) + v;
             store_any(y.at, y.type, at, v, y.cols - c);

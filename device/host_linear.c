@@ -416,7 +416,8 @@ static void task_of_packed(const Op *op, int row, int rows, int part, int parts)
     }
     for (int u = 0; u < parts; u++)
         for (int i = 0; i < rows; i++)
-            linear_finish(op, sums + (u * rows + i) * PART, row + i, (part + u) * PART, PART);
+            linear_finish(op, sums + (u * rows + i) * PART, row + i, (part + u) * PART,
+                          imin(PART, op->linear.y.cols - (part + u) * PART));
 }
 
 /* A product, divided into tasks. */
@@ -445,8 +446,7 @@ void host_linear(const Op *op) {
     int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
     int most = packed ? PANEL_ROWS : ROWS;
     int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
-    CHECK((y.type == F32 || y.type == F16) &&
-          (!packed || (y.cols % GROUP == 0 && k % PANEL_K == 0)));
+    CHECK((y.type == F32 || y.type == F16) && (!packed || k % PANEL_K == 0));
     int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW);
     int parts = m > FEW ? (packed ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
     while (parts > 1 && ceil_div(m, rows) * ceil_div(all, parts) < enough)

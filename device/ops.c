@@ -60,7 +60,8 @@ Op op_copy(Call call, const Move *moves, int n) {
 }
 
 Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add) {
-    CHECK(y.cols == table.cols && y.ld == (size_t)y.cols && (!idx.rows || idx.cols == y.rows));
+    int cols = table.type == U8 ? table.cols / GROUP_BYTES : table.cols;
+    CHECK(y.cols == cols && y.ld == (size_t)cols && (!idx.rows || idx.cols == y.rows));
     return (Op){.code = OP_EMBED, .call = call, .embed = {y, table, idx}, .add = add};
 }
 
@@ -235,8 +236,8 @@ Bytes op_count(LaneCount *count, const Op *op, const int32_t *len) {
             break;
         case OP_EMBED: /* rows read from disk have crossed a link */
             if (channel == DTOC)
-                moved =
-                    (Bytes)op->embed.y.rows * op->embed.y.cols * type_bytes(op->embed.table.type);
+                moved = (Bytes)op->embed.y.rows * op->embed.table.cols *
+                        type_bytes(op->embed.table.type);
             break;
         case OP_APPEND:
             if (channel == CTOD)

@@ -199,16 +199,17 @@ struct Op {
  * whatever the other rows, the number of threads, the page size or the number of sequences. */
 Op op_copy(Call call, const Move *moves, int n);
 /* Computes y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, on the
- * host device or in the checkpoint also BF16 or F32; idx (1, rows), absent: row r of the table. */
+ * host device or in the checkpoint also BF16 or F32, or packed, U8, of which it unpacks these rows;
+ * idx (1, rows), absent: row r of the table. */
 Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add);
 /* Computes y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w,
  * b (1, cols). */
 Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
 /* Compute y = x w^T + b, then ReLU in op_linear_relu, then + residual (section 3's x.w_Q and so
- * on). x (m, k) dense; w (n, k) F16, or packed, U8, if the device takes packed weights for so many
- * rows (Plan.packed_rows); y (m, n) F32, or F16; residual has y's type and ld; it may be y itself,
- * and on a GPU it must be. On the host every output sums over k in one fixed order; with packed w,
- * which is unpacked during the product, the order is different. */
+ * on). x (m, k) dense; w (n, k) F16, or packed, U8; y (m, n) F32, or F16; residual has y's type and
+ * ld; it may be y itself, and on a GPU it must be. A GPU reads packed w once for every PACKED_ROWS
+ * rows. On the host every output sums over k in one fixed order; with packed w, which is unpacked
+ * during the product, the order is different. */
 Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual);
 Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
 /* Unpacks packed weights to w (n, k) F16, as quant_unpack_rows does, for products of more rows than

@@ -323,8 +323,8 @@ static double op_seconds(Sim *d, const Op *op, Bytes moved, const int32_t *len) 
         case OP_COPY:
         case OP_FETCH:
             return move_seconds(d, op, moved);
-        case OP_EMBED: /* gathers rows */
-            return move_seconds(d, op, (double)y.rows * y.cols * type_bytes(op->embed.table.type));
+        case OP_EMBED: /* gathers rows, of a packed table rows of groups */
+            return move_seconds(d, op, (double)y.rows * x.cols * type_bytes(x.type));
         case OP_LAYERNORM: /* these read x and write y */
         case OP_UNPACK:
         case OP_PACK:

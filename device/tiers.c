@@ -141,15 +141,18 @@ int disk_embed(const Disk *d, const Op *op, Error *err) {
     Tensor y = op->embed.y, table = op->embed.table;
     const int32_t *idx = op->embed.idx.at;
     f16 *row = xcalloc(table.cols, sizeof *row);
-    int32_t zero = 0;
+    int tokens = table.type == U8 ? GROUP : 1; /* of a row of the table */
+    int32_t token;
     int status = 0;
     Op one = *op; /* reads from a table of one row */
-    one.embed.table =
-        (Tensor){.type = F16, .rows = 1, .cols = table.cols, .ld = table.cols, .at = row};
-    one.embed.idx.at = &zero;
+    one.embed.table.at = row;
+    if (table.type != U8)
+        one.embed.table.type = F16;
+    one.embed.idx.at = &token;
     for (int r = 0; r < y.rows && !status; r++) {
         one.embed.y = tensor_rows(y, r, 1);
-        status = checkpoint_fill(d->checkpoint, row, &table, (size_t)idx[r] * table.cols,
+        token = idx[r] % tokens;
+        status = checkpoint_fill(d->checkpoint, row, &table, idx[r] / tokens * (size_t)table.cols,
                                  table.cols, err);
         if (!status)
             host_run(&one);
@@ -563,9 +566,9 @@ static int load_tensor(const Loading *a, Tensor home, const Tensor *source, Quan
     enum { PART = 1 << 19 }; /* elements; each thread has one part */
     bool packed = home.type == U8;
     int step = packed ? GROUP : study.bits ? study.group : imax(1, PART / source->cols);
-    int all = packed ? home.rows * GROUP : source->rows; /* a packed source has rows of groups */
+    int all = packed ? home.rows * GROUP : source->rows; /* a row of groups is GROUP rows */
     size_t cols = source->cols;
-    f16 *rows = xcalloc(imin(step, source->rows) * cols, sizeof *rows);
+    f16 *rows = xcalloc(imin(step, all) * cols, sizeof *rows);
     uint8_t *groups = xcalloc(packed ? home.cols : 0, 1);
     int status = 0;
     for (int row = 0; row < all && !status; row += step) {

@@ -6,8 +6,8 @@
  * model.safetensors or several shards, which model.safetensors.index.json lists. A safetensors file
  * is 8 bytes with the length of a header, the header in JSON, and the data of the tensors: the
  * header gives the dtype, the shape and the place in the data for each name. A file whose
- * __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed;
- * quantize.c writes such files and describes their layout.
+ * __metadata__ has the format "flexgen-packed-1" holds the matrices of the layers packed, and its
+ * tables if their dtype is U8; quantize.c writes such files and describes their layout.
  *
  * Contract: no input is trusted. Every size in config.json has bounds that keep all products of
  * sizes far from overflow, and a field that would make the model anything but an OPT is refused.
@@ -589,10 +589,12 @@ static const char *const global_names[NGLOBALS] = {"model.decoder.embed_tokens.w
 
 Part checkpoint_part(const Checkpoint *c, int t) {
     if (t < NGLOBALS)
-        return (Part){(Tensor *)&c->global[t], -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false};
+        return (Part){
+            (Tensor *)&c->global[t],       -1, t, t == FINAL_LN_W || t == FINAL_LN_B, false,
+            t == TOK_EMBED || t == LM_HEAD};
     int layer = (t - NGLOBALS) / NROLES, role = (t - NGLOBALS) % NROLES;
     bool matrix = role_is_matrix((Role)role);
-    return (Part){&c->layer[layer][role], layer, role, !matrix, matrix};
+    return (Part){&c->layer[layer][role], layer, role, !matrix, matrix, false};
 }
 
 /* Writes the shape that config.json asks for; rows 0 if it does not ask for this tensor. */
@@ -693,7 +695,6 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
 static int take_part(const Opening *o, int t, Error *err) {
     const Checkpoint *c = o->checkpoint;
     Part part = checkpoint_part(c, t);
-    bool packed = part.matrix && c->packed;
     char text[100];
     const char *name = part_name(text, &part);
     int rows, cols;
@@ -709,12 +710,14 @@ static int take_part(const Opening *o, int t, Error *err) {
                     "%.200s: is the download complete, and of this model?",
                     c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "",
                     nearest_name(o, name));
-    if (packed && rows % GROUP)
+    /* a packed copy has its tables packed or not, as their type says */
+    bool packed = c->packed && (part.matrix || (part.table && !strcmp(e->dtype, "U8")));
+    if (packed && part.matrix && rows % GROUP)
         return fail(err, EXIT_FAILED,
                     "%s: tensor %s: has %d rows, which groups of %d do not divide", e->path, name,
                     rows, GROUP);
     if (packed) {
-        rows /= GROUP;
+        rows = ceil_div(rows, GROUP);
         cols *= GROUP_BYTES;
     }
     return take_entry(&part, e, rows, cols, packed, err);
@@ -956,8 +959,13 @@ int checkpoint_finite(const Checkpoint *checkpoint, const f16 *x, const Tensor *
 // Packing
 // -------------------------------------------------------------------------------------------------
 
-int checkpoint_packs(const Checkpoint *checkpoint, Error *err) {
+int checkpoint_packs(const Checkpoint *checkpoint, bool head, Error *err) {
     const OptConfig *c = &checkpoint->config;
+    if (head && c->embed % GROUP)
+        return fail(err, EXIT_USAGE,
+                    "the token table has %d columns, and can be packed in whole groups of %d only; "
+                    "leave --compress-head out",
+                    c->embed, GROUP);
     if (c->h1 % GROUP == 0 && c->h2 % GROUP == 0)
         return 0;
     return fail(
@@ -973,9 +981,11 @@ int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, con
     size_t cols = (size_t)tensor->cols;
     if (tensor->type == U8)
         return checkpoint_fill(checkpoint, to, tensor, row * cols, cols, err);
-    size_t count = GROUP * cols, first = row * count;
+    size_t count = imin(GROUP, tensor->rows - row * GROUP) * cols, first = row * GROUP * cols;
     if (checkpoint_fill(checkpoint, scratch, tensor, first, count, err))
         return -1;
+    for (f16 *x = scratch + count; x < scratch + GROUP * cols; x++)
+        *x = *(x - cols);
     if (quant_pack_rows(to, scratch, tensor->cols))
         return 0;
     return checkpoint_finite(checkpoint, scratch, tensor, first, count, err);

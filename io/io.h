@@ -244,7 +244,7 @@ struct Checkpoint {
     OptConfig config;
     TensorFile *files; /* the safetensors files; Tensor.file is 1 + the index here */
     int nfiles;
-    bool packed; /* the files hold the matrices of the layers packed */
+    bool packed; /* the files hold the matrices of the layers packed, and perhaps the tables */
     /* (l). Each tensor has tier DISK and type F16, BF16 or F32, and is dense. A packed matrix
      * (n, k) has type U8 and shape (n / GROUP, k * GROUP_BYTES), one row of groups in a row. */
     Tensor (*layer)[NROLES];
@@ -278,11 +278,12 @@ int checkpoint_fill(const Checkpoint *checkpoint, void *dst, const Tensor *tenso
 /* Reads a whole tensor as floats, and unpacks it if it is packed. The caller frees them. Returns
  * NULL and fills err if it cannot be read. */
 float *checkpoint_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err);
-/* Checks that the matrices of the layers can be packed in whole groups. Returns -1 and fills err
- * (EXIT_USAGE) if not. */
-int checkpoint_packs(const Checkpoint *checkpoint, Error *err);
+/* Checks that the matrices of the layers, and with `head` the tables, can be packed in whole
+ * groups. Returns -1 and fills err (EXIT_USAGE) if not. */
+int checkpoint_packs(const Checkpoint *checkpoint, bool head, Error *err);
 /* Writes one row of groups of a matrix, tensor->cols * GROUP_BYTES bytes, to `to`: the result of
- * quant_pack_rows for rows [row * GROUP, (row + 1) * GROUP). Copies the bytes of a U8 tensor.
+ * quant_pack_rows for rows [row * GROUP, (row + 1) * GROUP), where the last row stands for those
+ * that do not exist. Copies the bytes of a U8 tensor.
  * scratch has room for GROUP * cols numbers; U8 does not use it. Returns -1 and fills err, which
  * names the tensor, if it cannot be read or a number is not finite. Thread safe. */
 int checkpoint_pack(const Checkpoint *checkpoint, uint8_t *to, f16 *scratch, const Tensor *tensor,
@@ -296,6 +297,7 @@ typedef struct {
     Tensor *tensor;      /* rows 0: it is absent */
     int layer, role;     /* layer -1: it is outside of the layers, and role is a Global */
     bool vector, matrix; /* it has one dimension; it is a layer's matrix, which may be packed */
+    bool table;          /* it is the token table or lm_head, which may be packed, too */
 } Part;
 /* Returns the number of tensors, absent ones included. */
 static inline int part_count(const OptConfig *config) { return NGLOBALS + config->l * NROLES; }

@@ -15,7 +15,7 @@ import time
 import urllib.request
 
 PATIENCE = 60  # seconds for one answer, on a busy machine
-KEYS = {"Tab": 9, "ArrowLeft": 37, "ArrowRight": 39}  # their numbers; a letter's is that of the capital
+KEYS = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}  # their numbers; a letter's is that of the capital
 
 
 class Browser:

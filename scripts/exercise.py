@@ -242,7 +242,8 @@ def allow_unused(files):
 
 
 # What says how exercises are graded, and what is right.
-TEACHERS = ["docs/TEACHING.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/exercise.py", "scripts/exercise.sh",
+TEACHERS = ["docs/TEACHING.md", "docs/ANSWERS.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/answers.py", "scripts/exercise.py",
+            "scripts/exercise.sh",
             "scripts/grade_all.py", "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
 
 

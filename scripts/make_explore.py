@@ -18,7 +18,7 @@ import os
 import re
 import sys
 
-import make_page
+import pages
 import plot_trace
 
 PAGE = "docs/explore.html"
@@ -43,7 +43,7 @@ def essence(path):
 def sources():
     code = [path for folder in (".", "app", "base", "branches", "cost", "device", "io") for path in glob.glob(f"{folder}/*.[ch]")]
     code = [path for path in code if os.path.basename(path) not in ("mini.c", "pipeline.c")]
-    pieces = [path for path in glob.glob("scripts/page/*") if not os.path.basename(path).startswith("paper.")]
+    pieces = [path for path in glob.glob("scripts/page/*") if not os.path.basename(path).startswith(("paper.", "slides."))]
     return sorted(code + ["docs/explore.c"] + glob.glob("hardware/*.json") + pieces)
 
 
@@ -59,10 +59,10 @@ def page(wasm):
         program = base64.b64encode(gzip.compress(f.read(), 9, mtime=0)).decode()
     machines = {os.path.basename(path)[:-5]: json.loads(read(path)) for path in sorted(glob.glob("hardware/*.json"))}
     data = json.dumps({"machines": machines, "models": MODELS, "calls": plot_trace.COLORS, "wasm": program})
-    pieces = {"STYLE": make_page.piece("style.css") + make_page.piece("explore.css"), "DATA": data.replace("</", "<\\/"),
-              "WORKER": read(os.path.join(wasm, "flexgen.js")) + make_page.piece("worker.js"),
-              "SCRIPT": make_page.piece("draw.js") + make_page.piece("explore.js")}
-    text = make_page.piece("explore.html").replace("<!--ERROR-->", ERROR)
+    pieces = {"STYLE": pages.piece("style.css") + pages.piece("explore.css"), "DATA": data.replace("</", "<\\/"),
+              "WORKER": read(os.path.join(wasm, "flexgen.js")) + pages.piece("worker.js"),
+              "SCRIPT": pages.piece("draw.js") + pages.piece("explore.js")}
+    text = pages.piece("explore.html").replace("<!--ERROR-->", ERROR)
     for name, piece in pieces.items():
         text = text.replace(f"/*{name}*/", piece, 1)
     return text + f"<!-- of sources {fingerprint()} -->\n"

@@ -6,18 +6,16 @@
 
 The program runs the same prompts with each schedule on a machine made of numbers, so that the same bytes come out each
 time. The page is one file: pictures, style, script and traces are in it, and a browser opens it without a network.
-The three parts below are the traces (what is kept of them), the tour (as much of Markdown as it uses), and the page itself.
+The parts below are the traces (what is kept of them) and the page itself; the tour's Markdown is read by scripts/pages.py.
 
 Needs only Python's standard library, 3.8 or later.
 """
-import html
 import json
 import os
-import re
 import subprocess
-import sys
 import tempfile
 
+import pages
 import plot_trace
 
 TOUR, PAGE = "docs/TOUR.md", "docs/index.html"
@@ -92,98 +90,10 @@ def summary(runs):
         most, seconds = max(sum(h[1:4]) for h in r["held"]), r["end"] / 1e6
         rows.append(f"| {r['name']} | {r['batches']} | {r['sweeps']} | {most} | {seconds:.3f} | "
                     f"{PROMPTS * GEN_LEN / seconds:.0f} |")
-    return render("\n".join(rows))
-
-
-# ------------------------------------------------------------------ the tour
-
-def inline(text):
-    """Code, links, bold and slanted words; what is in a code span stays as it is."""
-    parts = re.split(r"`([^`]+)`", text)
-    for n in range(0, len(parts), 2):
-        parts[n] = html.escape(parts[n], quote=False)
-    parts[1::2] = [f"<code>{html.escape(p, quote=False)}</code>" for p in parts[1::2]]
-    # code is put aside, since a star in it is no mark
-    kept, text = parts[1::2], "\0".join(parts[::2])
-    text = re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r'<a href="\2">\1</a>', text)
-    text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
-    text = re.sub(r"(?<![\w*])\*([^*\s][^*]*)\*(?![\w*])", r"<em>\1</em>", text)
-    return re.sub("\0", lambda _: kept.pop(0), text)
-
-
-def slug(heading):
-    """The name that GitHub gives a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def picture(alt, path):
-    """An SVG beside the tour, drawn in the page itself."""
-    with open(os.path.join(os.path.dirname(TOUR), path), encoding="utf-8") as f:
-        svg = f.read().strip()
-    svg = re.sub(r" width='\d+' height='\d+'", f" role='img' aria-label='{html.escape(alt)}'", svg, count=1)
-    svg = re.sub(r"<style>.*?</style>\n|<rect class='ground'.*?/>\n", "", svg)  # the page has its own ground, and style.css the ink
-    return f'<figure class="wide" tabindex="0" aria-label="{html.escape(alt)}">{svg}</figure>'
-
-
-def table(lines):
-    rows = [[inline(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in rows[0])
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows[2:])
-    return f'<div class="wide" tabindex="0" role="group" aria-label="table"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-def listing(lines):
-    return '<pre tabindex="0" role="group" aria-label="listing">' + html.escape("\n".join(lines), quote=False) + "</pre>"
-
-
-def block(lines):
-    """One paragraph, heading, list, table or piece of code, whose lines belong together."""
-    first = lines[0]
-    heading = re.match(r"(#+) (.*)", first)
-    image = re.fullmatch(r"!\[([^\]]*)\]\(([^)]+)\)", " ".join(lines))
-    if heading:
-        level = len(heading[1]) + 1  # the page has a title of its own
-        return f'<h{level} id="{slug(heading[2])}">{inline(heading[2])}</h{level}>'
-    if image:
-        return picture(image[1], image[2])
-    if first.startswith("|"):
-        return table(lines)
-    if first.startswith("    "):
-        return listing([line[4:] for line in lines])
-    if first == "---":
-        return "<hr>"
-    if first.startswith("- "):
-        items = re.split(r"(?:^|\n)- ", "\n".join(lines))[1:]
-        return "<ul>" + "\n".join(f"<li>{inline(item)}</li>" for item in items) + "</ul>"
-    return f"<p>{inline(chr(10).join(lines))}</p>"
-
-
-def render(text):
-    """Blocks are parted by empty lines, but in a listing; comments are left out."""
-    out, lines, code = [], [], None
-    for line in text.split("\n") + [""]:
-        if line.startswith("```"):
-            if code is not None:
-                out.append(listing(code))
-            code = [] if code is None else None
-        elif code is not None:
-            code.append(line)
-        elif line.strip() and not line.startswith("<!--"):
-            lines.append(line)
-        elif lines:
-            out.append(block(lines))
-            lines = []
-    return "\n".join(out)
+    return pages.render("\n".join(rows))
 
 
 # ------------------------------------------------------------------ the page
-
-def piece(name):
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "page", name), encoding="utf-8") as f:
-        return f.read()
-
-
-STYLE = piece("style.css")
 
 PLAYER = """
 <noscript><p>The animation of these runs needs JavaScript. The table above, the drawings and the text below do not.</p></noscript>
@@ -219,7 +129,7 @@ PLAYER = """
 </section>
 """
 
-SCRIPT = piece("draw.js") + piece("index.js")
+SCRIPT = pages.piece("draw.js") + pages.piece("index.js")
 
 WHAT = """
 <p>FlexGen (<a href="https://arxiv.org/abs/2303.06865">arXiv 2303.06865</a>) lets one GPU generate text with a language model
@@ -246,36 +156,19 @@ lane are drawn as one bar, coloured by its longest call. <code>make docs</code> 
 
 def page(runs, tour):
     traces = json.dumps({"calls": plot_trace.COLORS, "tiers": plot_trace.TIER_COLORS, "runs": runs}, separators=(",", ":"))
-    return (f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>FlexGen: a tour</title>\n'
-            f'<style>{STYLE}</style>\n<noscript><style>#player, #keys {{ display: none; }}</style></noscript>\n</head>\n<body>\n<main>\n<h1>FlexGen, drawn from its own runs</h1>{WHAT}\n'
-            f'<h2 id="schedules">Three schedules</h2>{INTRO}{summary(runs)}{PLAYER}{KEYS}<hr>\n{tour}\n</main>\n'
-            f'<script type="application/json" id="traces">{traces}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n')
+    return pages.html_page(
+        "FlexGen: a tour", pages.STYLE,
+        f'<main>\n<h1>FlexGen, drawn from its own runs</h1>{WHAT}\n'
+        f'<h2 id="schedules">Three schedules</h2>{INTRO}{summary(runs)}{PLAYER}{KEYS}<hr>\n{tour}\n</main>',
+        f'<script type="application/json" id="traces">{traces}</script>\n<script>{SCRIPT}</script>',
+        "<noscript><style>#player, #keys { display: none; }</style></noscript>\n")
 
 
 def main():
     with tempfile.TemporaryDirectory() as directory:
         runs = [run(schedule, batches, directory) for schedule, batches in SCHEDULES]
-    with open(TOUR, encoding="utf-8") as f:
-        text = page(runs, render(f.read()))
-    size = len(text.encode())
-    if size > LIMIT:
-        raise plot_trace.Fault(f"{PAGE}: would have {size} bytes; expected at most {LIMIT}: choose a smaller run")
-    if "--check" in sys.argv:
-        with open(PAGE, encoding="utf-8", newline="\n") as f:
-            if f.read() != text:
-                raise plot_trace.Fault(f"{PAGE}: is not what the tour and the runs make now; `make docs` writes it anew")
-        return
-    with open(PAGE, "w", encoding="utf-8", newline="\n") as f:
-        f.write(text)
-    print(f"{PAGE}: {size} bytes")
+    pages.write_or_check(PAGE, page(runs, pages.render(pages.read(TOUR))), LIMIT, "choose a smaller run")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except plot_trace.Fault as fault:
-        print(f"make_page.py: {fault}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as e:
-        sys.exit(f"make_page.py: {e.filename}: {e.strerror}; run it in the repository, after `make`")
+    pages.run(main)

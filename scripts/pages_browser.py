@@ -23,6 +23,7 @@ OPENED = {"index": ("", "true"), "paper": ("", "true"),
                                                           " && document.querySelectorAll('#plot polyline').length === 2")}
 CONTROLS = {"button", "link", "slider", "checkbox", "combobox", "textbox", "spinbutton", "searchbox", "radio", "switch", "tab", "menuitem", "listbox"}
 A4 = 688       # pixels of the printed width
+PRINTED = {"slides": 1280}  # a page of another size
 SMALLEST = 24  # pixels of a control's side, for fingers
 
 # Runs before the scripts of a page: a canvas remembers its texts, and what was behind each before it was written.
@@ -284,11 +285,11 @@ def check_still(b, where):
     expect(f"{where}: nothing moves by itself", before.endswith("0") and b.js(picture) == before)
 
 
-def check_print(b, where):
-    b.size(A4, 1000)
+def check_print(b, where, width):
+    b.size(width, 1000)
     b.media("print", prefers_color_scheme="dark")
     b.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    cut = b.js(CUT_OFF.replace("WIDTH", str(A4)))
+    cut = b.js(CUT_OFF.replace("WIDTH", str(width)))
     expect(f"{where}, in print: nothing is cut off", cut == "", cut)
     there = b.js("[...document.querySelectorAll('button, select, input')].filter(e => e.checkVisibility()).map(e => e.id).join('; ')")
     expect(f"{where}, in print: no control is printed", there == "", there)
@@ -322,7 +323,14 @@ def visit_page(b, path, pictures):
         wide, small = b.js("document.documentElement.scrollWidth"), b.js(SMALL.replace("LEAST", str(SMALLEST)))
         expect(f"{where}: {width} px have no sideways scroll", wide <= width, wide)
         expect(f"{where}: {width} px have no control that is too small for a finger", small == "", small)
-    check_print(b, where)
+    check_print(b, where, PRINTED.get(name, A4))
+    if name == "slides":
+        b.size(1280, 900)
+        b.js("document.body.classList.remove('deck')")  # all of them, as without a script
+        check_tree(b, f"{where}, all slides")
+        for scheme in ("light", "dark"):
+            b.media(prefers_color_scheme=scheme)
+            check_texts(b, f"{where}, all slides, {scheme}")
     if name == "explore":
         b.size(1280, 900)
         b.js("at('s').value = 3000, answer()")

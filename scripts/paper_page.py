@@ -18,24 +18,14 @@ import glob
 import html
 import os
 import re
-import shutil
-import subprocess
 import sys
 
-import make_page
+import pages
+from pages import Fault, NUMBER, argument, is_printed, read, stations
 
 SOURCE, PAGE, EXERCISES = "docs/paper.txt", "docs/paper.html", "docs/EXERCISES.md"
 README, READING = "README.md", "docs/READING.md"
 LIMIT = 600_000  # bytes; a page has to open quickly
-
-
-class Fault(Exception):
-    """What is wrong with the source, in one line."""
-
-
-def read(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
 
 
 # ------------------------------------------------------------------ the source
@@ -44,48 +34,6 @@ def read(path):
 SAID = {"paper": "The paper", "formula": "", "miss": "Easy to miss", "differs": "Differs from the paper", "number": "A number"}
 FIELDS = [*SAID, "place", "mini", "engine", "also", "picture", "exercise"]
 NEEDED = ["place", "paper", "miss", "number"]
-
-
-class Station:
-    def __init__(self, name, title, chapter):
-        self.id, self.title, self.chapter = name, title, chapter
-        self.field, self.listing, self.printed = {}, [], []  # listing: the commands and what they print; printed: that alone
-
-    def lines(self, field):
-        return self.field.get(field, [])
-
-    def text(self, field):
-        return " ".join(self.lines(field))
-
-
-def add_line(station, line):
-    """One line below a station's title: of a field, of its continuation, or of a command."""
-    if line.startswith("    "):
-        goes_on = station.listing and station.listing[-1].endswith("\\")
-        station.listing.append(line[4:])
-        if not goes_on and not line.startswith("    $ "):
-            station.printed.append(line[4:])
-    elif line.startswith("  ") and station.field:
-        station.field[[*station.field][-1]].append(line.strip())
-    else:
-        name, _, text = line.partition(" ")
-        if name not in FIELDS or name in station.field:
-            raise Fault(f"{station.id}: a line begins with {name}; expected one of {', '.join(FIELDS)}, each once")
-        station.field[name] = [text.strip()]
-
-
-def stations(text):
-    """The stations of a source. What stands in front of the first chapter is for who edits it."""
-    found, chapter = [], None
-    for line in text.split("\n"):
-        if line.startswith("= "):
-            chapter = line[2:]
-        elif line.startswith("@ "):
-            _, name, title = line.split(" ", 2)
-            found.append(Station(name, title.strip(), chapter))
-        elif found and line.strip():
-            add_line(found[-1], line)
-    return found
 
 
 # ------------------------------------------------------------------ the formulas
@@ -310,14 +258,6 @@ def places(station, field):
 # ------------------------------------------------------------------ what is checked
 
 MARKED = re.compile(r"\(`([\w/]+\.\w+)`\)")  # a file with a comment DIFFERS
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
-
-
-def is_printed(number, printed):
-    """True if a number that was printed is this one, or becomes it when it is rounded to as many places."""
-    places = len(number.partition(".")[2])
-    return any(p == number or ("." in number and f"{float(p):.{places}f}" == number) for p in NUMBER.findall(printed))
-
 
 def check_alone(s):
     """Each file in /tmp that a station's commands read was written by one of them."""
@@ -430,7 +370,7 @@ def letter(match):
 
 def prose(text):
     """Markdown, and the letters of formulas: T_pre, h1^2, ctog^p."""
-    parts = re.split(r"(<code>.*?</code>|<[^>]*>)", make_page.inline(text))
+    parts = re.split(r"(<code>.*?</code>|<[^>]*>)", pages.inline(text))
     return "".join(part if part.startswith("<") else LETTERS.sub(letter, part) for part in parts)
 
 
@@ -464,7 +404,7 @@ def exercises(s):
     for number in s.text("exercise").split():
         if number not in titles:
             raise Fault(f"{s.id}: there is no exercise {number}")
-        parts.append(f'<a href="EXERCISES.md#{make_page.slug(number + ". " + titles[number])}">{number}, {make_page.inline(titles[number])}</a>')
+        parts.append(f'<a href="EXERCISES.md#{pages.slug(number + ". " + titles[number])}">{number}, {pages.inline(titles[number])}</a>')
     return f'<p class="exercise"><strong>Exercise.</strong> {"; ".join(parts)}.</p>' if parts else ""
 
 
@@ -472,8 +412,8 @@ def picture(s):
     out = []
     for line in s.lines("picture"):
         path, _, caption = line.partition(" ")
-        svg = make_page.picture(caption, os.path.relpath(path, "docs"))
-        out.append(svg.replace("</figure>", f"<figcaption>{make_page.inline(caption)}</figcaption></figure>"))
+        svg = pages.picture(caption, os.path.relpath(path, "docs"))
+        out.append(svg.replace("</figure>", f"<figcaption>{pages.inline(caption)}</figcaption></figure>"))
     return "".join(out)
 
 
@@ -493,7 +433,7 @@ def contents(all_stations):
     out, chapter = ['<nav id="contents" aria-label="Contents">'], None
     for n, s in enumerate(all_stations, 1):
         if s.chapter != chapter:
-            out.append(("</ol>" if chapter else "") + f'<h2>{make_page.inline(s.chapter)}</h2><ol start="{n}">')
+            out.append(("</ol>" if chapter else "") + f'<h2>{pages.inline(s.chapter)}</h2><ol start="{n}">')
             chapter = s.chapter
         out.append(f'<li value="{n}"><a href="#{s.id}">{prose(s.title)}</a> <small>{prose(s.text("place"))}</small></li>')
     return "\n".join(out) + "</ol></nav>"
@@ -518,51 +458,22 @@ def page(all_stations):
     body, chapter = [], None
     for n, s in enumerate(all_stations, 1):
         if s.chapter != chapter:
-            body.append(f'<h2 class="chapter">{make_page.inline(s.chapter)}</h2>')
+            body.append(f'<h2 class="chapter">{pages.inline(s.chapter)}</h2>')
             chapter = s.chapter
         body.append(station(s, n, all_stations))
-    return ('<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>FlexGen: the paper beside the code</title>\n'
-            f'<style>{make_page.STYLE}{make_page.piece("paper.css")}</style>\n</head>\n<body>\n<main>\n<h1>The paper beside the code</h1>{INTRO}'
-            f'{contents(all_stations)}\n' + "\n".join(body) + f'\n</main>\n<script>{make_page.piece("paper.js")}</script>\n</body>\n</html>\n')
-
-
-def booklet(path):
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if not chromium:
-        raise Fault("a booklet needs chromium")
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--print-to-pdf={path}",
-                    "file://" + os.path.abspath(PAGE)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    print(f"{path}: {os.path.getsize(path)} bytes")
-
-
-def argument(name, default=None):
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+    return pages.html_page(
+        "FlexGen: the paper beside the code", pages.STYLE + pages.piece("paper.css"),
+        f'<main>\n<h1>The paper beside the code</h1>{INTRO}{contents(all_stations)}\n' + "\n".join(body) + "\n</main>",
+        f'<script>{pages.piece("paper.js")}</script>')
 
 
 def main():
     if "--pdf" in sys.argv:
-        return booklet(argument("--pdf"))
-    all_stations = stations(read(argument("--source", SOURCE)))
+        return pages.write_pdf(PAGE, argument("--pdf"))
+    all_stations = stations(read(argument("--source", SOURCE)), FIELDS)
     check(all_stations)
-    text = page(all_stations)
-    size = len(text.encode())
-    if size > LIMIT:
-        raise Fault(f"{PAGE}: would have {size} bytes; expected at most {LIMIT}: show less code")
-    if "--check" in sys.argv:
-        if read(PAGE) != text:
-            raise Fault(f"{PAGE}: is not what its source and the code make now; `make docs` writes it anew")
-        return
-    with open(PAGE, "w", encoding="utf-8", newline="\n") as f:
-        f.write(text)
-    print(f"{PAGE}: {size} bytes, {len(all_stations)} stations")
+    pages.write_or_check(PAGE, page(all_stations), LIMIT, "show less code")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Fault as fault:
-        sys.exit(f"paper_page.py: {fault}")
-    except OSError as e:
-        sys.exit(f"paper_page.py: {e.filename}: {e.strerror}; run it in the repository")
+    pages.run(main)

@@ -78,8 +78,8 @@ static void generate(void *c) {
     for (int i = 0; i < CHANNELS * KINDS; i++) p->moved[i / KINDS][i % KINDS] = r.moved[i / KINDS][i % KINDS];
 }
 
-/* Runs it once more, and notes what each square has. Each op is over before the next is posted, so that a run that fails has
- * the squares up to there. */
+/* Runs it once more, and notes what each square has. Each op is over before the next is posted, so that a run that fails
+ * has the squares up to there. */
 static void watch(void *c) {
     RunSeen *p = c;
     Task task = run_task(&p->run);

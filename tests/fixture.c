@@ -298,13 +298,15 @@ Search open_question(const Hardware *hardware, const Checkpoint *model, const Ta
 }
 
 void say_policy(const Policy *p) {
-    fprintf(stderr,
-            "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s%s, table %d, page %d, packed %d %d, sparsity %g, pieces "
-            "of %d, "
-            "%d workspaces ",
-            p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule],
-            p->delegated ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", p->synchronize ? ", synchronize" : "",
-            p->table_home, p->page_tokens, p->weight_packed, p->cache_packed, p->sparsity, p->piece_rows, p->workspaces);
+    fprintf(
+        stderr,
+        "\n    w %g/%g c %g/%g h %g/%g, %d x %d x %d, %s%s%s%s, table %d, page %d, packed %d %d %d, sparsity %g, pieces "
+        "of %d, "
+        "%d workspaces ",
+        p->wg, p->wc, p->cg, p->cc, p->hg, p->hc, p->gbs, p->num_gpu_batches, p->flights, schedule_name[p->schedule],
+        p->delegated ? ", CPU attention" : "", p->overlap ? "" : ", no overlap", p->synchronize ? ", synchronize" : "",
+        p->table_home, p->page_tokens, p->weight_packed, p->head_packed, p->cache_packed, p->sparsity, p->piece_rows,
+        p->workspaces);
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------

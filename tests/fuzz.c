@@ -399,7 +399,7 @@ static void make_files(void) {
     small_header = header_of("model/model.safetensors");
     small_file = framed(small_header.bytes, small_header.len, SMALL_DATA);
     write_model(path_of("whole"), &whole);
-    CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, NULL, &err));
+    CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, false, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
     Journal *j = journal_open(path_of("made"), &err);
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");

@@ -122,12 +122,15 @@ static Tensor unpacked_pages(Tensor t, int hd) {
     return x;
 }
 
-/* Packs w (n, k). */
+/* Packs w (n, k). Its last row stands for those that the last group lacks. */
 static Tensor packed_weights(Tensor w) {
-    const Tensor packed = blank(U8, w.rows / GROUP, w.cols * GROUP_BYTES);
+    const Tensor packed = blank(U8, ceil_div(w.rows, GROUP), w.cols * GROUP_BYTES);
     for (int g = 0; g < packed.rows; g++)
-        for (int c = 0; c < w.cols; c++)
-            plain_pack((uint8_t *)element(packed, g, c * GROUP_BYTES), (const f16 *)element(w, g * GROUP, c), w.ld, GROUP);
+        for (int c = 0; c < w.cols; c++) {
+            f16 column[GROUP];
+            for (int o = 0; o < GROUP; o++) column[o] = *(f16 *)element(w, imin(g * GROUP + o, w.rows - 1), c);
+            plain_pack((uint8_t *)element(packed, g, c * GROUP_BYTES), column, 1, GROUP);
+        }
     return packed;
 }
 
@@ -232,6 +235,23 @@ TEST(embed_copies_rows_exactly_and_adds_with_one_rounding) {
     }
 }
 
+TEST(embed_unpacks_the_rows_of_a_packed_table_exactly) {
+    static const int all_cols[] = {64, 192, 768};
+    enum { TABLE = 131 };
+    for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
+        const int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
+        const Tensor table = packed_weights(numbers(F16, TABLE, cols, 1)), plain = unpacked_weights(table);
+        const Tensor y = blank(ACT, rows, cols), idx = blank(I32, 1, rows);
+        int wrong = 0;
+        for (int r = 0; r < rows; r++) *integer(idx, 0, r) = r ? test_below(&state, TABLE) : TABLE - 1;
+        carry_out(op_embed(on_lane(lanes[i % 2]), y, table, idx, false));
+        for (int e = 0; e < rows * cols; e++)
+            wrong += is_off(y, 0, e, number(plain, *integer(idx, 0, e / cols), e % cols), 0);
+        CU_ASSERT_EQUAL(wrong, 0);
+        forget();
+    }
+}
+
 TEST(layernorm_matches_its_formula_in_place_and_row_by_row) {
     /* The host adds up floats as they are, which loses digits of a mean of 1000, and in rows as long as OPT-175B's. Where
      * ThreadSanitizer watches, it meets none of these: their blocks have 1024 threads. */
@@ -325,12 +345,13 @@ static void expect_linear(Op op) {
 }
 
 /* Shapes of packed weights: one row of groups, an odd number of them and more than a block has; few columns and so many
- * that several blocks share them. */
-static const int packed_shapes[][2] = {{64, 64}, {128, 192}, {192, 128}, {320, 64}, {320, 576}, {64, 1024}};
+ * that several blocks share them; and those of a head, whose last group is not full. */
+static const int packed_shapes[][2] = {{64, 64},   {128, 192}, {192, 128}, {320, 64},
+                                       {320, 576}, {64, 1024}, {131, 64},  {300, 576}};
 
 TEST(products_match_their_formula_and_the_place_of_a_row_among_others_changes_no_bit) {
     static const int shapes[][2] = {{60, 100}, {131, 28}, {28, 131}, {64, 256}, {256, 60}};
-    static const int few_rows[] = {1, 8, 9, 16, 17, 33, 64};
+    static const int few_rows[] = {1, 8, 9, 16, 17, 33, 64, PACKED_ROWS + 9};
     for (int s = 0; s < COUNT(shapes) + COUNT(packed_shapes); s++) {
         const bool packs = s >= COUNT(shapes);
         const int *shape = packs ? packed_shapes[s - COUNT(shapes)] : shapes[s];
@@ -338,7 +359,6 @@ TEST(products_match_their_formula_and_the_place_of_a_row_among_others_changes_no
         const int step = packs ? every_fifth() : every_third();
         for (int i = (s + test_every) % step; i < nrows * COUNT(epilogues); i += step) {
             const Epilogue *e = &epilogues[i % COUNT(epilogues)];
-            if (packs && e->floats) continue;
             const Lane lane =
                 lanes[(packs ? i : s) % 2]; /* without packs, what differs in one thing alone meets on one lane */
             const Op op = linear_new(e, packs, rows[i / COUNT(epilogues)], shape[0], shape[1], lane);
@@ -358,7 +378,7 @@ TEST(products_match_their_formula_and_the_place_of_a_row_among_others_changes_no
 
 /* Bytes of any kind, but that no group's min or scale is an infinity or NaN. */
 static Tensor random_groups(int n, int k) {
-    const Tensor t = blank(U8, n / GROUP, k * GROUP_BYTES);
+    const Tensor t = blank(U8, ceil_div(n, GROUP), k * GROUP_BYTES);
     uint8_t *x = t.at;
     for (size_t i = 0; i < tensor_bytes(t); i++) {
         x[i] = (uint8_t)test_below(&state, 256);

@@ -225,6 +225,7 @@ TEST(random_policies_on_the_sim) {
         for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], &seed);
         p.schedule = i % 3, p.flights = test_below(&seed, 3) ? 1 : 2 + test_below(&seed, 2);
         p.weight_packed = test_below(&seed, 2), p.cache_packed = test_below(&seed, 2);
+        p.head_packed = p.weight_packed && config.embed % GROUP == 0 && test_below(&seed, 2);
         p.sparsity = test_below(&seed, 3) ? 1 : .3, p.delegated = test_below(&seed, 2) || is_sparse(&p);
         p.overlap = test_below(&seed, 8), p.synchronize = !test_below(&seed, 8);
         p.page_tokens = page_tokens[test_below(&seed, 4)], p.table_home = test_below(&seed, 3);

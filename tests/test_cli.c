@@ -388,6 +388,8 @@ TEST(a_job_goes_on_only_as_it_began) {
         {"", "--attn-sparsity 0.5", 2, OTHER "--attn-sparsity is 1, and here it is 0.5"},
         {"--compress-weight --compress-cache ", "", 2, OTHER "bits of weights is 4, and here it is 0"},
         {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
+        {NULL, "--compress-weight --compress-cache --compress-head", 2,
+         OTHER "bits of weights and head is missing, and here it is 4"},
         {NULL, "--allow-compression", 0, ""},
         {"--prompts @batch ", "--prompts @batch --format openai", 2, OTHER "--format openai is false, and here it is true"},
         {"--prompts @batch --format openai ", "--prompts @batch", 2, OTHER "--format openai is true, and here it is false"},
@@ -1271,6 +1273,29 @@ TEST(a_packed_copy_writes_what_compress_weight_does) {
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
     CU_ASSERT(shows(from.err, "packed"));
     CU_ASSERT(made.out_len == 0 && count_lines(made.err) == 1 && is_there("packed/merges.txt"));
+}
+
+#define AT_THE_PARK " --prompt 'Tom and Sue went to the park to play.' --max-tokens 20 "
+#define COUNTED_HEAD "bench" TINY " --prompt-len 10 --gen-len 3 --gpu-batch-size 2 --num-gpu-batches 2 --json - "
+
+/* With the head packed, too: when it is loaded, on the tier where the table rests, or in the copy. A copy without it may
+ * get it when it is loaded. */
+TEST(a_copy_with_the_head_writes_what_compress_head_does) {
+    const Result made = flexgen_done("quantize" TINY " --output @head --compress-head"),
+                 plain = flexgen_done(GENERATE AT_THE_PARK "--compress-weight"),
+                 same = flexgen_done(GENERATE AT_THE_PARK "--compress-weight --compress-head"),
+                 disk = flexgen_done("generate --model @head" LAPTOP AT_THE_PARK
+                                     "--percent 0 0 0 0 0 0 --gpu-mem 1.7M "
+                                     "--cpu-mem 1.3M --gpu-batch-size 1 --num-gpu-batches 1 --verbose"),
+                 from = flexgen_done("generate --model @head" LAPTOP AT_THE_PARK);
+    CU_ASSERT(shows(made.err, "4.50 in the matrices of the layers and the head\n"));
+    CU_ASSERT_STRING_EQUAL(from.out, same.out);
+    CU_ASSERT_STRING_EQUAL(disk.out, same.out);
+    CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
+    CU_ASSERT(shows(from.err, "packed with the head") && !strstr(plain.err, "the head"));
+    CU_ASSERT(shows(disk.err, "embeddings (checkpoint) ... 0.56"));
+    assert_figures(FIGURES(COUNTED_HEAD "--compress-weight --compress-head"), "compress_weight=true compress_head=true");
+    CU_ASSERT(!json_get(FIGURES(COUNTED_HEAD "--compress-weight"), "compress_head"));
 }
 
 /* The counters of what is packed, and of what sparse attention reads. */

@@ -416,6 +416,7 @@ static void open_random(uint64_t seed, int least_layers, bool packs) {
     const bool can_pack = trial.model->config.h1 % GROUP == 0;
     Policy *p = &trial.policy;
     p->weight_packed = can_pack && roll(0, 4) > 1;
+    p->head_packed = p->weight_packed && trial.model->config.embed % GROUP == 0 && one_in(2);
     p->cache_packed = can_pack && roll(0, 4) > 1;
     const Quant study = studies[roll(0, 3)];
     if (!p->weight_packed) p->weight_study = study;

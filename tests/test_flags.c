@@ -131,6 +131,7 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("generate --version", o.version = true);
     SETS("bench --cpu-cache-compute", o.policy.delegated = true);
     SETS("bench --compress-weight", o.compress_weight = true);
+    SETS("bench --compress-head", o.compress_head = true);
     SETS("bench --compress-cache", o.compress_cache = true);
     SETS("bench --allow-compression", o.allow_compression = true);
     SETS("bench --no-overlap", o.policy.overlap = false);
@@ -372,6 +373,10 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         {"quantize --model m --output d --bits 3",
          "--bits, --group: only 4 bits in groups of 64 are stored; leave them out"},
         {"quantize --model m --output d --group 32", "--bits, --group: only 4 bits"},
+        {"generate --model m --prompt p --compress-head", "--compress-head: packs the head beside the matrices"},
+        {"bench --model m --compress-cache --compress-head", "--compress-head: packs the head"},
+        {"eval --model m --score f --compress-weight --compress-head --bits 3",
+         "--compress-head: packs the head beside the matrices of the layers, in 4 bits"},
         {"bench --model m --hardware h --link ctog=1G --device sim", "--link: only links of the host device"},
         {"bench --model m --device cuda --link ctog=1G", "--link: only links of the host device"},
         {"bench --model m --with gmem=1", "--with: changes a number of a machine's file"},
@@ -409,6 +414,8 @@ TEST(what_does_not_go_together_is_refused_by_name) {
         CU_ASSERT(right(line));
     }
     CU_ASSERT(right("bench --model m --link ctog=1G --device host"));
+    CU_ASSERT(right("bench --model m --compress-head --compress-weight"));
+    CU_ASSERT(right("quantize --model m --output d --compress-head"));
     CU_ASSERT(right("bench --model m --gpu-batch-size 16384 --num-gpu-batches 64"));
 }
 

@@ -330,6 +330,26 @@ TEST(the_table_rests_on_the_highest_tier_that_has_room) {
     CU_ASSERT(needs > has && needs < has + 1e-4);
 }
 
+/* 50272 tokens are 786 groups of 768 columns. Off the GPU the head passes through both slots there, and from the disk
+ * through both slots of the CPU as well. */
+TEST(a_packed_head_takes_its_groups_on_every_tier) {
+    static const Bytes halfs = 50272 * 768 * 2, packed = 786 * 768 * 36;
+    static const int times[NTIERS][NTIERS] = {{1, 0, 0}, {2, 1, 0}, {2, 2, 1}};
+    Policy p = all_gpu(2, 2);
+    open_task(opt_named("opt-125m"), 4, 16, 4);
+    p.weight_packed = true;
+    for (int home = 0; home < NTIERS; home++) {
+        Bytes before[NTIERS];
+        p.table_home = home, p.head_packed = false;
+        make(&p);
+        memcpy(before, plan->total, sizeof before);
+        p.head_packed = true;
+        make(&p);
+        CU_ASSERT_EQUAL(plan->layer_bytes[home][plan->config.l], packed);
+        for (int t = 0; t < NTIERS; t++) CU_ASSERT_EQUAL(before[t] - plan->total[t], times[home][t] * (halfs - packed));
+    }
+}
+
 /* A GPU that holds exactly the plan with three workspaces gives a policy three, and with a byte less two. One that holds
  * exactly the plan with two gives it two, and with a byte less the policy is refused. */
 TEST(a_policy_has_three_workspaces_or_two) {

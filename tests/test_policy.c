@@ -372,8 +372,15 @@ TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
     model->dummy = true;
     close_plan();
     open_by_hand(on(TIER_DISK, TABLE, 0), "dtoc_bdw=1e9");
-    model->global[TOK_EMBED].type = F32;
+    corner->global[TOK_EMBED].home.type = F32; /* as it lies in a checkpoint that is no dummy */
     CU_ASSERT(near(expected().T, (SWEEPS * 2 * HEAD + HIDDEN_ROW * ROWS) / 1e9));
+    close_plan();
+    Policy p = on(TIER_DISK, TABLE, PACKED); /* of a packed table whole rows of groups are read */
+    p.head_packed = true;
+    open_by_hand(p, "dtoc_bdw=1e9");
+    const double packed = tensor_bytes(plan->global[TOK_EMBED].home);
+    CU_ASSERT(packed < .3 * HEAD);
+    CU_ASSERT(near(expected().T, (SWEEPS * packed + HIDDEN_ROW / 2 * GROUP_BYTES * ROWS) / 1e9));
     close_plan();
 }
 
@@ -424,6 +431,14 @@ TEST(where_the_gpus_memory_counts_time_is_its_bytes) {
         p.weight_packed = way % 2, p.cache_packed = kept == 2;
         expect_takes(p, "gpu_bdw=1e9", (L * (prefill + (way % 2 ? packed : generation) + cache[kept]) + head) / 1e9);
     }
+    /* a packed head reads 4.5 of 16 bits for each batch, and 36 bytes in place of 2 for a number of a token, as it embeds
+     */
+    Policy p = all_gpu(4, K);
+    p.weight_packed = p.head_packed = true;
+    expect_takes(p, "gpu_bdw=1e9",
+                 (L * (prefill + packed + cache[0]) + head - SWEEPS * K * (1 - 4.5 / 16) * HEAD +
+                  2 * (GROUP_BYTES - 2.) * H1 * ROWS) /
+                     1e9);
 }
 
 /* One square at a time waits for its states from disk to GPU and back. Its k and v are ready after a quarter of the
@@ -570,6 +585,7 @@ static void open_random(uint64_t *seed) {
     p.overlap = test_below(seed, 8), p.table_home = test_below(seed, 3) ? TIER_GPU : TIER_CPU;
     for (int what = 0; what < 6; what += 2) draw_shares(&p.share[what], &p.share[what + 1], seed);
     p.weight_packed = test_below(seed, 3) == 0;
+    p.head_packed = p.weight_packed && p.gbs > 4;
     p.cache_packed = test_below(seed, 3) == 0;
     if (test_below(seed, 4) == 0) p.sparsity = .1, p.delegated = true;
     int s = 32 << test_below(seed, 5), n = 2 + test_below(seed, 30),

@@ -149,6 +149,11 @@ TEST(rows_have_the_plain_functions_bytes_and_numbers) {
             plain_numbers(column, packed + c * GROUP_BYTES, GROUP);
             for (int r = 0; r < GROUP; r++) wrong += back[r * k + c] != f32_to_f16(column[r]);
         }
+        for (int r = 0; r < GROUP; r++) { /* row by row too, into the place of what x held */
+            x[(r + 1) % GROUP * k] = 0x4321;
+            quant_unpack_row(x + r * k, packed, r, k);
+            wrong += memcmp(x + r * k, back + r * k, k * sizeof *x) || x[(r + 1) % GROUP * k] != 0x4321;
+        }
         wrong += back[count] != 0x1234;
         free(x);
         free(back);

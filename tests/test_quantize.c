@@ -26,9 +26,11 @@ static Error err;
 static const Model small = {
     {"small", LAYERS, 64, 128, 4, 70, 20, 24, true, true, 2, {0}, 0, 0, 1}, F16, "model.", .head = true, F16};
 
+static bool with_head; /* tables are packed, too */
+
 static int quantized(const char *from, const char *to, size_t shard_bytes) {
     host_set_threads(3);
-    return checkpoint_quantize(&stats, from, to, shard_bytes, NULL, &err);
+    return checkpoint_quantize(&stats, from, to, shard_bytes, with_head, NULL, &err);
 }
 
 /* A packed copy in a fresh directory. */
@@ -46,8 +48,10 @@ static void same_matrix(const Checkpoint *from, const Tensor *w, const Checkpoin
     const size_t count = (size_t)w->cols * GROUP, size = (size_t)w->cols * GROUP_BYTES;
     f16 *numbers = xcalloc(count, sizeof *numbers);
     uint8_t *expected = xcalloc(size, 1), *bytes = xcalloc(size, 1);
-    for (int g = 0; g < w->rows / GROUP; g++) {
-        ASSERT_OK(checkpoint_fill(from, numbers, w, g * count, count, &err));
+    for (int g = 0; g < ceil_div(w->rows, GROUP); g++) {
+        const size_t there = size_min(count, ((size_t)w->rows - g * GROUP) * w->cols);
+        ASSERT_OK(checkpoint_fill(from, numbers, w, g * count, there, &err));
+        for (size_t e = there; e < count; e++) numbers[e] = numbers[e - w->cols]; /* the last row, again */
         CU_ASSERT(quant_pack_rows(expected, numbers, w->cols));
         for (int copied = 0; copied < 2; copied++) {
             memset(bytes, 1, size);
@@ -66,10 +70,11 @@ static void is_packed_copy(const char *to, const char *from) {
     for (int t = 0; t < part_count(&source->config); t++) {
         const Part part = checkpoint_part(source, t);
         const Tensor *a = part.tensor, *b = checkpoint_part(copy, t).tensor;
-        CU_ASSERT_EQUAL_FATAL(b->rows, part.matrix ? a->rows / GROUP : a->rows);
+        const bool packs = part.matrix || (part.table && with_head);
+        CU_ASSERT_EQUAL_FATAL(b->rows, packs ? ceil_div(a->rows, GROUP) : a->rows);
         if (!b->rows) continue;
-        CU_ASSERT_FATAL(b->type == (part.matrix ? U8 : F16) && b->cols == a->cols * (part.matrix ? GROUP_BYTES : 1));
-        if (part.matrix) {
+        CU_ASSERT_FATAL(b->type == (packs ? U8 : F16) && b->cols == a->cols * (packs ? GROUP_BYTES : 1));
+        if (packs) {
             same_matrix(source, a, copy, b);
             continue;
         }
@@ -99,12 +104,34 @@ TEST(matrices_of_layers_are_packed_and_the_rest_is_kept_whatever_the_type) {
     checkpoint_close(dummy);
 }
 
+/* Of 70 tokens 6 are in a group that is not full. */
+TEST(with_the_head_the_tables_are_packed_too_whatever_the_type) {
+    static const Type types[] = {F32, F16, BF16};
+    with_head = true;
+    for (size_t i = 0; i < 2 * COUNT(types); i++) {
+        Model m = small;
+        m.config.embed = 64, m.head = i < COUNT(types);
+        m.type = m.head_type = types[i % COUNT(types)];
+        const char *from = model_dir(m);
+        is_packed_copy(copy_of(from, WHOLE), from);
+    }
+    with_head = false;
+}
+
+TEST(a_group_divides_the_columns_of_tables) {
+    Checkpoint *c = checkpoint_dummy(&small.config, 0);
+    ASSERT_OK(checkpoint_packs(c, false, &err));
+    CU_ASSERT_EQUAL(checkpoint_packs(c, true, &err), -1);
+    said(&err, EXIT_USAGE, "the token table has 24 columns");
+    checkpoint_close(c);
+}
+
 TEST(a_group_divides_the_rows_of_all_matrices) {
     for (int i = 0; i < 2; i++) {
         OptConfig config = small.config;
         config.h1 = i ? 96 : 64, config.h2 = i ? 64 : 96;
         Checkpoint *c = checkpoint_dummy(&config, 0);
-        CU_ASSERT_EQUAL(checkpoint_packs(c, &err), -1);
+        CU_ASSERT_EQUAL(checkpoint_packs(c, false, &err), -1);
         said(&err, EXIT_USAGE, i ? "have 96 and 64 rows" : "have 64 and 96 rows");
         checkpoint_close(c);
     }
@@ -117,19 +144,30 @@ static float sixteenth(const OptConfig *config, int t, size_t e) {
     return t < NGLOBALS ? any_number(t, e) : (float)((row + row / 16 + e + (size_t)t) % 16) / 64 - .125f;
 }
 
+/* The tables are of such numbers, too. In their last group, which is not full, all numbers of a column are equal. */
+static float sixteenth_of_all(const OptConfig *config, int t, size_t e) {
+    const bool table = t == TOK_EMBED || t == LM_HEAD;
+    return sixteenth(config, table ? NGLOBALS + t : t, table && e / 64 >= 64 ? e % 64 : e);
+}
+
 TEST(the_plain_forward_reads_a_copy) {
     static const int32_t ids[] = {2, 9, 41, 69, 7, 7, 30};
     float logits[2][COUNT(ids) * 70];
-    Model m = small;
-    m.number = sixteenth;
-    const char *from = model_dir(m), *dirs[] = {from, copy_of(from, WHOLE)};
-    for (int copied = 0; copied < 2; copied++) {
-        Checkpoint *c = opens(dirs[copied]);
-        ASSERT_OK(reference_forward(logits[copied], c, ids, COUNT(ids), &err));
-        checkpoint_close(c);
+    for (int way = 0; way < 3; way++) { /* with tables packed, of which the head is one of its own or not */
+        Model m = small;
+        m.number = way ? sixteenth_of_all : sixteenth;
+        m.config.embed = way ? 64 : m.config.embed, m.head = way < 2;
+        with_head = way;
+        const char *from = model_dir(m), *dirs[] = {from, copy_of(from, WHOLE)};
+        for (int copied = 0; copied < 2; copied++) {
+            Checkpoint *c = opens(dirs[copied]);
+            ASSERT_OK(reference_forward(logits[copied], c, ids, COUNT(ids), &err));
+            checkpoint_close(c);
+        }
+        CU_ASSERT_EQUAL(memcmp(logits[0], logits[1], sizeof *logits), 0);
+        CU_ASSERT(logits[0][0] != logits[0][1] && logits[0][0] != logits[0][70]);
     }
-    CU_ASSERT_EQUAL(memcmp(logits[0], logits[1], sizeof *logits), 0);
-    CU_ASSERT(logits[0][0] != logits[0][1] && logits[0][0] != logits[0][70]);
+    with_head = false;
 }
 
 // ---- How it is laid out ---------------------------------------------------------------------------------------------
@@ -493,7 +531,8 @@ static const Fault bad_copy[] = {
      "flexgen.group is \"32\"; expected \"64\": pack the model again"},
     {"\"U8\"", "\"F16\"", "q_proj.weight: dtype is F16; expected U8, as __metadata__ says it is packed"},
     {"\"U8\",\"shape\":[1,2304]", "\"U8\",\"shape\":[2304,1]", "shape is [2304,1]; config.json asks for [1,2304]"},
-    {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]", "embed_tokens.weight: dtype is U8; expected F16, BF16 or"},
+    {"\"F16\",\"shape\":[70,24]", "\"U8\",\"shape\":[70,48]",
+     "embed_tokens.weight: shape is [70,48]; config.json asks for [2,864] at 4"},
 };
 
 static const Fault unpacked_shard[] = {{"flexgen-packed-1", "pt", "00002.safetensors: is not packed, "}};

@@ -37,16 +37,18 @@ static const double placements[PLACEMENTS][6] = {{1, 0, 1, 0, 1, 0}, {0, 0, 0, 0
 
 /* How numbers are kept, and which are read: what they cost in accuracy they cost everywhere alike. */
 static const struct {
-    bool weights, cache;             /* packed */
+    bool weights, cache, head;       /* packed */
     Quant weight_study, cache_study; /* the second on the host alone */
     double sparsity;
-} numbers[] = {{false, false, {0}, {0}, 1},     {true, false, {0}, {0}, 1},   {false, true, {0}, {0}, 1},
-               {true, true, {0}, {0}, .3},      {false, false, {0}, {0}, .1}, {false, false, {3, 32}, {5, 6}, .5},
-               {true, false, {0}, {8, 64}, .01}};
+} numbers[] = {{false, false, false, {0}, {0}, 1},      {true, false, false, {0}, {0}, 1},
+               {false, true, false, {0}, {0}, 1},       {true, true, false, {0}, {0}, .3},
+               {false, false, false, {0}, {0}, .1},     {false, false, false, {3, 32}, {5, 6}, .5},
+               {true, false, false, {0}, {8, 64}, .01}, {true, false, true, {0}, {0}, 1}};
 static int kept; /* which of them; 0: plain F16 */
 
 static void set_numbers(Policy *p) {
     p->weight_packed = numbers[kept].weights, p->cache_packed = numbers[kept].cache, p->sparsity = numbers[kept].sparsity;
+    p->head_packed = numbers[kept].head;
     p->weight_study = numbers[kept].weight_study;
     if (!test_gpu) p->cache_study = numbers[kept].cache_study;
     p->delegated = p->delegated || is_sparse(p);

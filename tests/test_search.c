@@ -85,6 +85,7 @@ static void open_random(uint64_t *seed) {
     if (q.fixed_attention) p->delegated = one_in(seed, 2);
     const bool packs = config.h1 % GROUP == 0; /* and so is h2, and heads are whole sixteens */
     p->weight_packed = packs && one_in(seed, 4), p->cache_packed = packs && one_in(seed, 4);
+    p->head_packed = p->weight_packed && config.embed % GROUP == 0 && one_in(seed, 2);
     q.may_pack = packs && one_in(seed, 4);
     if (one_in(seed, 4)) p->sparsity = .1, q.fixed_attention = p->delegated = true;
     p->overlap = !one_in(seed, 8), p->page_tokens = one_in(seed, 4) ? 1 + test_below(seed, 64) : 16;
@@ -108,6 +109,7 @@ static void check_found(const Found *f) {
     CU_ASSERT(!q.fixed_schedule || p->schedule == given->schedule || adds_nothing);
     CU_ASSERT(p->weight_packed == (given->weight_packed || (p->weight_packed && q.may_pack)));
     CU_ASSERT(p->cache_packed == (given->cache_packed || (p->cache_packed && q.may_pack)));
+    CU_ASSERT(p->head_packed == given->head_packed);
     const int sequences = imin(block_size(p), ceil_div(task.count, flight_count(p)));
     for (int i = 0; i < 6; i += 2) {
         const double *two = p->share + i, share[] = {two[0], two[1], 1 - two[0] - two[1]};

@@ -78,6 +78,7 @@ static Policy drawn(int way, uint64_t *seed) {
     p.overlap = test_below(seed, 4), p.synchronize = !test_below(seed, 3), p.page_tokens = test_below(seed, 2) ? 16 : 3;
     p.weight_packed = p.cache_packed = !test_below(seed, 3), p.sparsity = test_below(seed, 4) ? 1 : .3;
     p.delegated = test_below(seed, 2) || is_sparse(&p);
+    p.head_packed = p.weight_packed && way % 3;
     return p;
 }
 
@@ -103,7 +104,7 @@ static void expect_same(const Checkpoint *model, const Policy *p, const Pipeline
     Policy *one = &alone.rig.policy;
     int first = 0;
     one->sparsity = p->sparsity, one->delegated |= is_sparse(p);
-    one->weight_packed = p->weight_packed, one->cache_packed = p->cache_packed;
+    one->weight_packed = p->weight_packed, one->cache_packed = p->cache_packed, one->head_packed = p->head_packed;
     run_stage(&alone);
     CU_ASSERT_EQUAL_FATAL(alone.status, 0);
     local_net_open(net, line->stages, line->rendezvous, line->delay_us);
@@ -145,7 +146,7 @@ TEST(stages_give_the_bits_of_one_machine) {
         line.delay_us = test_below(&seed, 3) ? 0 : 2000;
         OptConfig config = TEST_CONFIG(5, 60, 100, 3, 131, 7);
         if (p.weight_packed) config.h1 = config.embed = 64, config.h2 = 128, config.nh = 4; /* whole groups */
-        if (post_norm) config.pre_norm = config.final_norm = false, config.embed = 28;
+        if (post_norm) config.pre_norm = config.final_norm = false, config.embed = p.head_packed ? 64 : 28;
         task.scored = !test_below(&seed, 5);
         count_flags(met[line.stages], &p);
         Checkpoint *model = checkpoint_dummy(&config, 5);

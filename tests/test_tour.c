@@ -1,6 +1,7 @@
-/* test_tour.c: docs/TOUR.md and the program say the same; so do README.md, docs/EXPERIMENTS.md and docs/flexgen.ipynb
- * where they quote the program, the pages that are made of these documents, and the source files about what to read next.
- * docs/paper.txt is the source of the page beside the paper. All links lead somewhere, and README.md is short.
+/* test_tour.c: docs/TOUR.md and the program say the same; so do README.md, docs/EXPERIMENTS.md, docs/TEACHING.md,
+ * docs/ANSWERS.md and docs/flexgen.ipynb where they quote the program, the pages that are made of these documents, and the
+ * source files about what to read next. docs/paper.txt is the source of the page beside the paper, docs/slides.txt that of
+ * the slides. All links lead somewhere, and README.md is short.
  *
  * A command in a document, a line "    $ ...", is run as it stands, and what it prints is compared with the lines below it.
  * What no command prints stands in the tour behind a line <!-- listing NAME --> and is made here, from a model of two
@@ -566,7 +567,13 @@ TEST(the_commands_of_the_documents_print_what_is_below_them) {
     static const struct {
         const char *path;
         int least; /* commands */
-    } documents[] = {{"README.md", 2}, {TOUR, 17}, {"docs/EXPERIMENTS.md", 10}, {"docs/paper.txt", 50}};
+    } documents[] = {{"README.md", 2},
+                     {TOUR, 17},
+                     {"docs/EXPERIMENTS.md", 10},
+                     {"docs/paper.txt", 50},
+                     {"docs/TEACHING.md", 3},
+                     {"docs/ANSWERS.md", 30},
+                     {"docs/slides.txt", 40}};
     const bool python = has_python();
     for (size_t d = 0; d < COUNT(documents); d++) {
         char *anew;
@@ -653,6 +660,7 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
     if (!writes()) { /* what is written now makes the pages old */
         succeeds("python3 -B scripts/make_page.py --check");
         succeeds("python3 -B scripts/paper_page.py --check");
+        succeeds("python3 -B scripts/slides.py --check");
     }
     succeeds("python3 -B scripts/make_explore.py --check");
     succeeds("python3 -B scripts/explore_questions.py 8");
@@ -694,6 +702,69 @@ TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
                  faults[f].change);
         const char *said = printed_by(command, "");
         const bool refused = !strncmp(said, "paper_page.py: ", 15) && shows(said, faults[f].said);
+        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
+        CU_ASSERT(refused);
+    }
+}
+
+/* The answers for teachers are refused if one of their numbers is in no run, a study has no answer, a mistake of the rubric
+ * leaves other points, or a family of oral questions is not whole. */
+TEST(answers_that_are_not_so_are_refused) {
+    static const struct {
+        const char *change, *said; /* of sed; how the line ends */
+    } faults[] = {
+        {"s/ 18[.]9% / 14% /", "Study 5. How large should a page be? 14 is in nothing that its commands print"},
+        {"s/ 1[.]82,/ 1.83,/", "Study 1. How much does overlap bring? 1.83 is in nothing that its commands print"},
+        {"/^### Study 9/,/^### Study 10/{/^### Study 10/!d}",
+         "answers the studies [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13]; docs/EXPERIMENTS.md has [1, 2, 3, 4, 5, 6, 7, 8, "
+         "9, 10, 11, "
+         "12, 13]"},
+        {"s/| 6: pages lie in order/| 7: pages lie in order/",
+         "exercise 18: scripts/exercises.txt has no mistake that leaves 7: pages lie in order"},
+        {"/^| 20 |/d", "## Exercises has not one row for each exercise"},
+        {"/^## Pipelines/,${/^8[.]/d}", "Pipelines (11): has 7 questions with an answer; expected 8"},
+    };
+    char command[400];
+    if (!has_python()) return;
+    succeeds("python3 -B scripts/answers.py");
+    for (size_t f = 0; f < COUNT(faults); f++) {
+        snprintf(command, sizeof command,
+                 "sed '%s' docs/ANSWERS.md >/tmp/wrong.md\n"
+                 "python3 -B scripts/answers.py /tmp/wrong.md 2>&1 || true",
+                 faults[f].change);
+        const char *said = printed_by(command, "");
+        const bool refused = !strncmp(said, "answers.py: ", 12) && shows(said, faults[f].said);
+        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
+        CU_ASSERT(refused);
+    }
+}
+
+/* The slides are not made if a number is not one of a run, a slide has nothing to look at, or a lecture is no week. */
+TEST(slides_that_are_not_so_are_refused) {
+    static const struct {
+        const char *change, *said;
+    } faults[] = {
+        {"s/{opt-175b}/325/", "larger: 325 is in nothing that its commands print"},
+        {"s/{opt-175b}/{opt-66b}/", "larger: {opt-66b} is in nothing that its commands print"},
+        {"s/{block-throughput|throughput|1}/{block-throughput|throughput|3}/",
+         "share: {block-throughput|throughput|3} is in nothing that its commands print"},
+        {"/^@ tiers/,/^$/{/^draw/d}", "tiers: has nothing to look at"},
+        {"s/^draw  study stages/draw  study states/", "docs/EXPERIMENTS.md: has no points states"},
+        {"s/^draw  study blocks | RTX 3060, /&un/", "alone: the study blocks has no line RTX 3060, unoverlapped"},
+        {"s/^draw  tiers/draw  tears/", "tiers: draw tears: expected one of"},
+        {"s/^= 2 Schedules/= 2 Orders/", "docs/TEACHING.md: has no week 2 Orders"},
+        {"s/^= 2 Schedules//", "1 Three tiers, one token: has 20 slides; expected 8 to 10"},
+        {"s,--trace .tmp.row.json,,", "row: none of its commands writes /tmp/row.json"},
+    };
+    char command[400];
+    if (!has_python()) return;
+    for (size_t f = 0; f < COUNT(faults); f++) {
+        snprintf(command, sizeof command,
+                 "sed '%s' docs/slides.txt >/tmp/wrong.txt\n"
+                 "python3 -B scripts/slides.py --check --source /tmp/wrong.txt 2>&1 || true",
+                 faults[f].change);
+        const char *said = printed_by(command, "");
+        const bool refused = !strncmp(said, "slides.py: ", 11) && shows(said, faults[f].said);
         if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
         CU_ASSERT(refused);
     }
