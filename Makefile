@@ -196,7 +196,7 @@ clean:
 	rm -rf build flexgen mini flexgen_cuda.so flexgen_mpi.so
 
 format:
-	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu tests/*.cpp
+	clang-format -i *.c *.h *.cu */*.c */*.h tests/*.cu tests/*.cpp docs/project/*.[ch]
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/*/*/*.d)
 .SECONDARY: # what a pattern rule made on the way stays

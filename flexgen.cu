@@ -55,12 +55,16 @@ __device__ Half8 load8(const half *p, int n, bool wide) {
     return bits;
 }
 
+/* Writes eight halfs to p, which is 16-byte aligned, by one instruction. Of `*p = bits` the
+ * compiler often makes four, of 4 bytes each. */
+__device__ void store_wide(half *p, Half8 bits) { __stwb((Half8 *)p, bits); }
+
 /* Writes the first n of eight halfs to p; wide as above. */
 __device__ void store8(half *p, Half8 bits, int n, bool wide) {
     const half *h = (half *)&bits;
     if (wide) {
         if (n > 0)
-            *(Half8 *)p = bits;
+            store_wide(p, bits);
         return;
     }
     for (int i = 0; i < 8; i++)
@@ -170,6 +174,7 @@ struct CudaGpu : Gpu {
     int attends;                   /* the only lane that uses scratch; NLANES: none has yet */
     char *workspace[2]; /* WORKSPACE bytes each, for the products of PROJECT and of FINISH */
     int places;         /* two blocks on each multiprocessor */
+    int since_80;       /* 1 if the code was compiled for sm_80 or later */
     int packed_most;    /* the last of packed_kernels that shared memory is large enough for */
     int *not_finite;    /* Gpu.bad, in pinned memory: kernels write it, the host reads it */
     char *pinned;       /* `pinned_bytes` of the host, pinned in ranges of pin_part */
@@ -361,7 +366,7 @@ __global__ void __launch_bounds__(COLUMNS) unpack_kernel(Op op) {
         for (int j = 0; j < 8; j++)
             x[j] = unpack_code(header[j], codes[j] >> (i % 4 * 8 + i / 4 * 4) & 15);
         half *w = (half *)op.unpack.w.at + (size_t)row * k + blockIdx.x * COLUMNS + c;
-        *(Half8 *)w = to_halfs(x);
+        store_wide(w, to_halfs(x));
     }
 }
 
@@ -620,22 +625,23 @@ static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err
 //
 // A thread's part of such a w is, in four columns, outputs `quad` and quad + 8 of the 16. Word
 // `quad` of a group's codes has 8 outputs of one column: it is the thread's part of four such w at
-// once, which together are all outputs of a group.
+// once, which together are all outputs of a group. A sum has no order, so which columns meet in an
+// instruction is free: a thread takes columns 8 in_quad .. + 7 of a portion, four at a time. Its
+// halfs of x are one load then, and the words of codes of a warp lie in different banks.
 //
 // A block has four rows of groups and two warps for each. The columns are dealt out, PORTION at a
 // time, to the two warps and, where there are few outputs, to several blocks. Only n, k and the GPU
 // decide how many, and sums are added in one order, so the bits of a row depend on no other row. A
 // block takes all rows of x where shared memory is large enough, so that weights are read once.
 // They and x come through a ring buffer with a place for SLOTS portions, all but one of which are
-// in flight. The block writes y or, where blocks share outputs, sums of its own, which the last of
-// these blocks adds.
+// in flight; on sm_75 the one in flight is in registers. The block writes y or, where blocks share
+// outputs, sums of its own, which the last of these blocks adds.
 // -------------------------------------------------------------------------------------------------
 
 enum {
     FEW = 8,      /* rows of x in an instruction */
     SIDES = 4,    /* rows of groups of a block */
     SLICES = 2,   /* warps that share a row of groups */
-    SLOTS = 4,    /* portions of a warp that are in the ring buffer or in flight to it */
     PORTION = 32, /* columns */
     SHARERS = 9,  /* blocks that share outputs, at most: one of them has to add all their sums */
     BLOCKS = 512, /* of a grid at most, where they share outputs */
@@ -643,10 +649,13 @@ enum {
     LINEAR_THREADS = SIDES * SLICES * WARP,
     OUTPUTS = SIDES * GROUP,
     WORDS = PORTION * GROUP_WORDS, /* of a portion of a row of groups */
-    X_LD = PORTION + 8,  /* halfs from a row of x to the next: eight rows lie in different banks */
+    WORD_COPIES =
+        (WORDS + 4 * WARP - 1) / (4 * WARP), /* of 16 bytes, that a thread makes of these */
     SUMS = 16,           /* that a thread has for FEW rows of x: of four (16, FEW) */
     SUMS_LD = GROUP + 4, /* floats from a row of sums to the next: four rows, different banks */
-    HEIGHT = 2           /* blocks that have the same weights and other rows of x, at most */
+    TILES_AT_ONCE = 2,   /* FEW rows each, whose sums a block writes at a time */
+    SHARED_ROWS = TILES_AT_ONCE * FEW,
+    HEIGHT = 2 /* blocks that have the same weights and other rows of x, at most */
 };
 static_assert((size_t)PACKED_ROWS * BLOCKS * OUTPUTS * sizeof(float) <= WORKSPACE,
               "partial sums have room");
@@ -655,17 +664,25 @@ static_assert((size_t)PACKED_ROWS * BLOCKS * OUTPUTS * sizeof(float) <= WORKSPAC
  * kernels. PROJECT and FINISH have a row each, since they run side by side. */
 static __device__ unsigned arrived[2][HEIGHT * BLOCKS];
 
+/* The slots of a ring buffer, by the GPU that the code is compiled for. */
+enum { SLOTS_75 = 2, SLOTS_80 = 4 };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+const int SLOTS = SLOTS_75;
+#else
+const int SLOTS = SLOTS_80;
+#endif
+
 /* One portion of each warp of a block, in shared memory. */
 template <int TILES>
 struct Slot {
     unsigned words[SIDES * SLICES][WORDS];
-    half x[SLICES][TILES * FEW][X_LD];
+    half x[SLICES][TILES * FEW][PORTION];
 };
 /* The shared memory of a block: its ring buffer, and afterwards its sums. */
-template <int TILES>
+template <int TILES, int SLOTS>
 union Room {
     Slot<TILES> ring[SLOTS];
-    float sums[SIDES][TILES * FEW][SUMS_LD];
+    float sums[SIDES][SHARED_ROWS][SUMS_LD];
 };
 
 /* The beginning of a warp's next portion, in memory. */
@@ -676,21 +693,31 @@ struct Portion {
     int w_left, x_left; /* columns of w and of x from here on; 0 or less: none */
 };
 
+/* The copies of 16 bytes that a thread makes of x for a portion. */
+template <int TILES>
+constexpr int X_COPIES = (TILES * FEW * PORTION / 8 + SIDES * WARP - 1) / (SIDES * WARP);
+
 /* Begins to copy a block's next portions into a slot, with zeros behind what is left: groups of
  * zeros stand for zeros. They are there after wait_for_copies. */
 template <int TILES>
-__device__ void load_portions(Slot<TILES> *to, const Portion &from) {
+__device__ void load_portions(Copy *copies, Slot<TILES> *to, const Portion &from) {
     int in_warp = threadIdx.x % WARP, warp = threadIdx.x / WARP, side = warp % SIDES,
         slice = warp / SIDES;
 #pragma unroll
-    for (int at = in_warp * 4; at < WORDS; at += WARP * 4)
-        copy_async(to->words[warp] + at, from.w + at, at < from.w_left * GROUP_WORDS);
+    for (int n = 0; n < WORD_COPIES; n++) {
+        int at = (n * WARP + in_warp) * 4;
+        if (at < WORDS)
+            copies[n] =
+                copy_async(to->words[warp] + at, from.w + at, at < from.w_left * GROUP_WORDS);
+    }
 #pragma unroll
-    for (int i = side * WARP + in_warp; i < TILES * FEW * 4; i += SIDES * WARP) {
+    for (int n = 0; n < X_COPIES<TILES>; n++) {
         /* the warps of a slice share its x, of which a row is four times 16 bytes */
-        int row = i / 4, c = i % 4 * 8;
-        copy_async(&to->x[slice][row][c], from.x + (size_t)row * from.x_ld + c,
-                   row < from.rows && c < from.x_left);
+        int i = (n * SIDES + side) * WARP + in_warp, row = i / 4, c = i % 4 * 8;
+        if (row < TILES * FEW)
+            copies[WORD_COPIES + n] =
+                copy_async(&to->x[slice][row][c], from.x + (size_t)row * from.x_ld + c,
+                           row < from.rows && c < from.x_left);
     }
 }
 
@@ -731,17 +758,16 @@ __device__ void unpack_byte(unsigned w[2], const Columns &c, int u) {
 /* Adds a portion of w times a portion of x to sum, by one warp. */
 template <int TILES>
 __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
-                                 const half (*x)[X_LD]) {
+                                 const half (*x)[PORTION]) {
     int in_warp = threadIdx.x % WARP, quad = in_warp / 4, in_quad = in_warp % 4;
-    unsigned mine[TILES][4]; /* of each row of x, columns 2 in_quad + 0, 1, 8, 9, ... 24, 25 */
+    Half8 mine[TILES]; /* the thread's columns of rows `quad` of x */
 #pragma unroll
     for (int i = 0; i < TILES; i++)
-        load_matrices(mine[i], x[i * FEW + in_warp % 8] + in_warp / 8 * 8);
+        mine[i] = *(const Half8 *)(x[i * FEW + quad] + 8 * in_quad);
 #pragma unroll
-    for (int half_portion = 0; half_portion < 2; half_portion++) {
-        const unsigned *group = words + (half_portion * 16 + 2 * in_quad) * GROUP_WORDS;
-        Columns two = load_columns(group, quad);
-        Columns next = load_columns(group + 8 * GROUP_WORDS, quad);
+    for (int c = 0; c < 8; c += 4) {
+        const unsigned *group = words + (8 * in_quad + c) * GROUP_WORDS;
+        Columns two = load_columns(group, quad), next = load_columns(group + 2 * GROUP_WORDS, quad);
 #pragma unroll
         for (int u = 0; u < 4; u++) {
             unsigned w[4];
@@ -749,7 +775,7 @@ __device__ void multiply_portion(float sum[TILES * SUMS], const unsigned *words,
             unpack_byte(w + 2, next, u);
 #pragma unroll
             for (int i = 0; i < TILES; i++)
-                multiply_add(sum + i * SUMS + u * 4, w, mine[i] + 2 * half_portion);
+                multiply_add(sum + i * SUMS + u * 4, w, &mine[i].x + c / 2);
         }
     }
 }
@@ -774,6 +800,35 @@ __device__ void store_sums(float (*to)[SUMS_LD], const float sum[TILES * SUMS], 
         const float *s = sum + i / 4 * SUMS + i % 4;
         float4 *at = sums_at(to, i / 4, i % 4), four = make_float4(s[0], s[4], s[8], s[12]);
         *at = add ? add4(four, *at) : four;
+    }
+}
+
+/* Adds the sums of the warps that share a row of groups, and writes them to partial, (rows,
+ * OUTPUTS), or if that is NULL as the outputs of the rows from `first` on. shared: room for
+ * TILES_AT_ONCE tiles, which take turns. */
+template <int TILES>
+__device__ void write_sums(const Op &op, float *partial, float (*shared)[SHARED_ROWS][SUMS_LD],
+                           const float sum[TILES * SUMS], int first, int rows) {
+    const int AT_ONCE = TILES < TILES_AT_ONCE ? TILES : TILES_AT_ONCE;
+    int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES;
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile += AT_ONCE) {
+        int top = tile * FEW, size = min(rows - top, AT_ONCE * FEW) * OUTPUTS;
+        __syncthreads(); /* nobody needs what is in shared memory any more */
+        if (slice)
+            store_sums<AT_ONCE>(shared[side], sum + tile * SUMS, false);
+        __syncthreads();
+        if (!slice)
+            store_sums<AT_ONCE>(shared[side], sum + tile * SUMS, true);
+        __syncthreads();
+        for (int e = threadIdx.x; e < size; e += blockDim.x) {
+            int row = e / OUTPUTS, col = e % OUTPUTS;
+            float v = shared[col / GROUP][row][col % GROUP];
+            if (partial)
+                partial[top * OUTPUTS + e] = v;
+            else
+                store_output(op, first + top + row, blockIdx.y * OUTPUTS + col, v);
+        }
     }
 }
 
@@ -816,7 +871,7 @@ template <int TILES>
 __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     packed_linear_kernel(Op op, float *partial, int on_finish) {
     extern __shared__ uint4 shared_bytes[];
-    Room<TILES> &room = *(Room<TILES> *)shared_bytes;
+    auto &room = *(Room<TILES, SLOTS> *)shared_bytes;
     int m = op.linear.y.rows, n = op.linear.y.cols, k = op.linear.x.cols;
     int warp = threadIdx.x / WARP, side = warp % SIDES, slice = warp / SIDES,
         group = blockIdx.y * SIDES + side, step = gridDim.z * SLICES * PORTION,
@@ -827,10 +882,12 @@ __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
         (unsigned *)op.linear.w.at + ((size_t)(outputs ? group : 0) * k + before) * GROUP_WORDS;
     const half *x = (half *)op.linear.x.at + (size_t)first * k + before;
     float sum[TILES * SUMS] = {};
+    Copy copies[WORD_COPIES + X_COPIES<TILES>];
     auto load = [&](int i) {
         int left = k - before - i * step;
         if (i < steps)
-            load_portions<TILES>(&room.ring[i % SLOTS], {w, x, k, rows, outputs ? left : 0, left});
+            load_portions<TILES>(copies, &room.ring[i % SLOTS],
+                                 {w, x, k, rows, outputs ? left : 0, left});
         close_copies(); /* of no copies at the end, so that the number of open sets stays */
         w += step * GROUP_WORDS;
         x += step;
@@ -838,30 +895,16 @@ __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
     for (int i = 0; i < SLOTS - 1; i++)
         load(i);
     for (int i = 0; i < steps; i++) {
-        wait_for_copies<SLOTS - 2>();
+        wait_for_copies<SLOTS - 2>(copies);
         __syncthreads(); /* all see portion i, and the slot of portion i - 1 is free */
         load(i + SLOTS - 1);
         multiply_portion<TILES>(sum, room.ring[i % SLOTS].words[warp],
                                 room.ring[i % SLOTS].x[slice]);
     }
-    wait_for_copies<0>();
-    __syncthreads();
-    if (slice)
-        store_sums<TILES>(room.sums[side], sum, false);
-    __syncthreads();
-    if (!slice)
-        store_sums<TILES>(room.sums[side], sum, true);
-    __syncthreads();
-    int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z, size = rows * OUTPUTS;
+    int place = blockIdx.x * gridDim.y + blockIdx.y, blocks = gridDim.z;
     partial += ((size_t)first * gridDim.y + (size_t)rows * blockIdx.y) * blocks * OUTPUTS;
-    for (int e = threadIdx.x; e < size; e += blockDim.x) {
-        int row = e / OUTPUTS, col = e % OUTPUTS;
-        float v = room.sums[col / GROUP][row][col % GROUP];
-        if (blocks == 1)
-            store_output(op, first + row, blockIdx.y * OUTPUTS + col, v);
-        else
-            partial[blockIdx.z * size + e] = v;
-    }
+    float *mine = blocks > 1 ? partial + blockIdx.z * rows * OUTPUTS : NULL;
+    write_sums<TILES>(op, mine, room.sums, sum, first, rows);
     if (blocks == 1 || !comes_last(&arrived[on_finish][place], blocks))
         return;
     add_partial(op, partial, blocks, first, rows);
@@ -870,11 +913,13 @@ __global__ void __launch_bounds__(LINEAR_THREADS, TILES > 4 ? 1 : 2)
 /* The kernels, in the order of the rows of a block: FEW, and its doubles. */
 static const struct {
     void (*kernel)(Op, float *, int);
-    size_t shared; /* bytes of shared memory that a block needs beside its variables */
-} packed_kernels[] = {{packed_linear_kernel<1>, sizeof(Room<1>)},
-                      {packed_linear_kernel<2>, sizeof(Room<2>)},
-                      {packed_linear_kernel<4>, sizeof(Room<4>)},
-                      {packed_linear_kernel<8>, sizeof(Room<8>)}};
+    size_t shared[2]; /* bytes of shared memory that a block needs beside its variables: where the
+                         code is compiled for sm_75, and elsewhere */
+} packed_kernels[] = {
+    {packed_linear_kernel<1>, {sizeof(Room<1, SLOTS_75>), sizeof(Room<1, SLOTS_80>)}},
+    {packed_linear_kernel<2>, {sizeof(Room<2, SLOTS_75>), sizeof(Room<2, SLOTS_80>)}},
+    {packed_linear_kernel<4>, {sizeof(Room<4, SLOTS_75>), sizeof(Room<4, SLOTS_80>)}},
+    {packed_linear_kernel<8>, {sizeof(Room<8, SLOTS_75>), sizeof(Room<8, SLOTS_80>)}}};
 
 /* Returns how many blocks share outputs, so that `across` times as many blocks fill the places of
  * the GPU for the largest part of their time. */
@@ -898,7 +943,7 @@ static void packed_linear(CudaGpu *g, const Op *op, cudaStream_t stream) {
     int across = blocks_for(y.cols, OUTPUTS);
     auto kernel = packed_kernels[which].kernel;
     dim3 grid(blocks_for(y.rows, rows), across, count_sharers(across, k, g->places));
-    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared, stream>>>(
+    kernel<<<grid, LINEAR_THREADS, packed_kernels[which].shared[g->since_80], stream>>>(
         *op, (float *)workspace_of(g, op->lane), op->lane == FINISH);
 }
 
@@ -971,12 +1016,19 @@ struct HeadRows {
     bool wide;     /* hd is TILES * TILE */
 };
 
-/* Begins to load rows, ROWS of them at most, into shared memory, with zeros from row n and column
- * hd on. They are there after wait_for_tile. PER_ROW threads share a row, as many as its parts of
- * 16 bytes can be dealt to. */
+/* The threads that share a row, as many as its parts of 16 bytes can be dealt to; and the copies
+ * that a thread makes of ROWS rows. */
+template <int TILES>
+constexpr int PER_ROW = TILES * 2 & -(TILES * 2);
 template <int TILES, int ROWS>
-__device__ void load_tile(half *to, HeadRows from) {
-    const int PER_ROW = TILES * 2 & -(TILES * 2), STEP = PREFILL_THREADS / PER_ROW;
+constexpr int TILE_COPIES =
+    (ROWS * PER_ROW<TILES> + PREFILL_THREADS - 1) / PREFILL_THREADS *(TILES * 2 / PER_ROW<TILES>);
+
+/* Begins to load rows, ROWS of them at most, into shared memory, with zeros from row n and column
+ * hd on. They are there after wait_for_tile. */
+template <int TILES, int ROWS>
+__device__ void load_tile(Copy *copies, half *to, HeadRows from) {
+    const int PER_ROW = ::PER_ROW<TILES>, STEP = PREFILL_THREADS / PER_ROW;
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW * 8;
     if (STEP > ROWS && row >= ROWS)
         return; /* heads of 97 to 112 elements: two threads a row are more than 32 rows take */
@@ -987,7 +1039,7 @@ __device__ void load_tile(half *to, HeadRows from) {
     if (from.wide)
         for (int r = 0; r < ROWS; r += STEP, from.at += STEP * from.ld)
             for (int c = 0; c < TILES * TILE; c += PER_ROW * 8)
-                copy_async(to + r * LD<TILES> + c, from.at + c, r < from.n);
+                *copies++ = copy_async(to + r * LD<TILES> + c, from.at + c, r < from.n);
     else
 #pragma unroll 1
         for (int r = 0; r < ROWS; r += STEP, from.at += STEP * from.ld)
@@ -999,9 +1051,10 @@ __device__ void load_tile(half *to, HeadRows from) {
 
 /* Waits for the whole block. Afterwards all threads see what any of them has loaded, and what they
  * have read before may be overwritten. */
-__device__ void wait_for_tile(void) {
+template <int N>
+__device__ void wait_for_tile(const Copy (&copies)[N]) {
     close_copies();
-    wait_for_copies<0>();
+    wait_for_copies<0>(copies);
     __syncthreads();
 }
 
@@ -1075,8 +1128,9 @@ __device__ void add_values(float out[][4], const float weight[][4], const half *
 template <int TILES>
 __device__ void load_queries(unsigned query[][4], half *shared, const HeadRows &from) {
     int in_warp = threadIdx.x % WARP, first = threadIdx.x / WARP * TILE;
-    load_tile<TILES, QUERIES>(shared, from);
-    wait_for_tile();
+    Copy copies[TILE_COPIES<TILES, QUERIES>];
+    load_tile<TILES, QUERIES>(copies, shared, from);
+    wait_for_tile(copies);
     for (int d = 0; d < TILES; d++)
         load_matrices(query[d],
                       shared + (first + in_warp % 16) * LD<TILES> + d * TILE + in_warp / 16 * 8);
@@ -1133,11 +1187,12 @@ __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
     unsigned query[TILES][4];
     float out[2 * TILES][4] = {}, sum[2] = {}, largest[2] = {-INFINITY, -INFINITY};
     load_queries<TILES>(query, keys, {q, ld, seen - first, hd, wide});
-    load_tile<TILES, STEP>(keys, tokens(0, 0));
+    Copy copies[TILE_COPIES<TILES, STEP>];
+    load_tile<TILES, STEP>(copies, keys, tokens(0, 0));
     for (int t0 = 0; t0 < seen; t0 += STEP) {
         float score[STEP / 8][4];
-        wait_for_tile(); /* the keys */
-        load_tile<TILES, STEP>(values, tokens(t0, h1));
+        wait_for_tile(copies); /* the keys */
+        load_tile<TILES, STEP>(copies, values, tokens(t0, h1));
         score_keys<TILES>(score, query, keys);
         /* Keys that come after the query get no weight. Token 0 never does, so `largest` will be
          * finite. */
@@ -1146,9 +1201,9 @@ __global__ void __launch_bounds__(PREFILL_THREADS, PREFILL_BLOCKS<TILES>)
                 if (i / 4 * 8 + i % 2 - i % 4 / 2 * 8 > pos - t0 - column)
                     score[i / 4][i % 4] = -INFINITY;
         weigh_keys<TILES>(score, out, sum, largest, scale);
-        wait_for_tile(); /* the values */
+        wait_for_tile(copies); /* the values */
         if (t0 + STEP < seen)
-            load_tile<TILES, STEP>(keys, tokens(t0 + STEP, 0));
+            load_tile<TILES, STEP>(copies, keys, tokens(t0 + STEP, 0));
         add_values<TILES>(out, score, values);
     }
     half *o = (half *)op.prefilled.o.at + (size_t)(begin + first) * h1 + head;
@@ -2106,11 +2161,15 @@ static int load_kernels(CudaGpu *g, size_t most, Error *err) {
             load(kernels[i]);
     for (const auto &packed : packed_kernels) {
         load(packed.kernel);
-        if (e || packed.shared + attributes.sharedSizeBytes > most)
+        if (e)
+            break;
+        g->since_80 = attributes.ptxVersion >= 80;
+        size_t shared = packed.shared[g->since_80];
+        if (shared + attributes.sharedSizeBytes > most)
             continue;
         g->packed_most = (int)(&packed - packed_kernels);
         e = cudaFuncSetAttribute((void *)packed.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 (int)packed.shared);
+                                 (int)shared);
     }
     return checked(e, "looking for its code", err);
 }

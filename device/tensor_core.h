@@ -55,17 +55,27 @@ static __device__ void load_transposed(unsigned m[4], const half *row) {
                  : "memory");
 }
 
+/* A copy into shared memory that is on its way. sm_75 has no asynchronous copies: there a copy
+ * waits in registers. */
+struct Copy {
+    enum : unsigned { NOWHERE = ~0u };
+#if __CUDA_ARCH__ < 800
+    uint4 bits;
+    unsigned to = NOWHERE; /* where in shared memory */
+#endif
+};
+
 /* Begins to copy 16 bytes from memory into shared memory, both 16-byte aligned; zeros if not
  * `there`. This thread sees them once it has waited for its copies, others after a barrier behind
  * that. */
-static __device__ void copy_async(void *to, const void *from, bool there) {
+static __device__ Copy copy_async(void *to, const void *from, bool there) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(there ? 16 : 0)
                  : "memory");
+    return {};
 #else
-    /* sm_75 has no asynchronous copies */
-    *(uint4 *)to = there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+    return {there ? *(const uint4 *)from : make_uint4(0, 0, 0, 0), shared_address(to)};
 #endif
 }
 
@@ -76,11 +86,18 @@ static __device__ void close_copies() {
 #endif
 }
 
-/* Waits for all sets of copies but the OPEN latest. */
-template <int OPEN>
-static __device__ void wait_for_copies() {
+/* Waits for all sets of copies but the OPEN latest. On sm_75 it waits for these copies, which must
+ * be all that are on their way; those that are all zero were never begun. */
+template <int OPEN, int N>
+static __device__ void wait_for_copies(const Copy (&copies)[N]) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(OPEN) : "memory");
+#else
+    for (const Copy &copy : copies)
+        if (copy.to != Copy::NOWHERE)
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(copy.to),
+                         "r"(copy.bits.x), "r"(copy.bits.y), "r"(copy.bits.z), "r"(copy.bits.w)
+                         : "memory");
 #endif
 }
 

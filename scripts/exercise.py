@@ -242,9 +242,12 @@ def allow_unused(files):
 
 
 # What says how exercises are graded, and what is right.
-TEACHERS = ["docs/TEACHING.md", "docs/ANSWERS.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/answers.py", "scripts/exercise.py",
-            "scripts/exercise.sh",
-            "scripts/grade_all.py", "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c", "tests/test_grade.c", "tests/answers.c", "tests/answers.h"]
+TEACHERS = ["docs/TEACHING.md", "docs/ANSWERS.md", "docs/paper.html", TABLE, "scripts/alike.py", "scripts/answers.py",
+            "scripts/exercise.py", "scripts/exercise.sh", "scripts/grade_all.py", "scripts/grade_all.sh", "scripts/hostile.py", "tests/test_exercises.c",
+            "tests/test_grade.c", "tests/answers.c", "tests/answers.h",
+            # and the open project's, which is judged in the repository
+            "docs/PROJECT.md", "scripts/project.py", "scripts/project_hostile.py", "tests/test_project.c", "tests/project_judge.c",
+            "tests/project_judge.h"]
 
 
 HEADERS = ["flexgen.h", "lp.h", "quant.h"]  # that speak of what variants change

@@ -1,12 +1,19 @@
 #!/bin/bash
-# gpu_kernels.sh [ARCH...]: what can be counted of the kernels of flexgen.cu where no GPU is: registers, shared memory, spilled bytes
-# and occupancy, as ptxas reports them; instructions, by cuobjdump -sass, where that is installed; blocks, waves and bytes on their way
-# of products with packed weights; and how much of a decode step is the memory's, with rates that are stated.
+# gpu_kernels.sh [check] [ARCH...]: what can be counted of the kernels of flexgen.cu where no GPU is: registers, shared memory, spilled
+# bytes and occupancy, as ptxas reports them; instructions, by cuobjdump -sass, where that is installed (from PyPI: nvidia-cuda-cuobjdump
+# and nvidia-cuda-nvdisasm); blocks, waves and bytes on their way of products with packed weights; and how much of a decode step is the
+# memory's, with rates that are stated. It fails where a kernel breaks a promise (scripts/gpu_promises.py).
 #
 #     scripts/gpu_kernels.sh >results/kernels.md
+#     scripts/gpu_kernels.sh check        only says which promises are broken
 cd "$(dirname "$0")/.." || exit 2
-[ $# -gt 0 ] || set -- 75 80 86 89 90 120
 bin=${CUDA_HOME:-/usr/local/cuda}/bin
+if [ "$1" = check ]; then
+    shift
+    exec >/dev/null
+    [ -x "$bin/nvcc" ] || { echo "skipped: nvcc is not installed" >&2; exit 0; }
+fi
+[ $# -gt 0 ] || set -- 75 80 86 89 90 120
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 report=$work/report
@@ -18,21 +25,23 @@ for arch; do compile "$arch" & while [ "$(jobs -r | wc -l)" -ge "$(nproc)" ]; do
 wait
 for arch; do [ -s "$work/$arch" ] || exit 1; cat "$report.$arch"; done >"$report"
 version=$("$bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-value() { sed -n "s/.*\b$1 = \([0-9]*\)[,;].*/\1/p" flexgen.cu | head -n 1; } # of a constant
-constants="-v SIDES=$(value SIDES) -v SLICES=$(value SLICES) -v SLOTS=$(value SLOTS) -v PORTION=$(value PORTION)"
+value() { sed -n "s/.*\b$1 = \([0-9]*\)[,; ].*/\1/p" flexgen.cu | head -n 1; } # of a constant
+constants="-v SIDES=$(value SIDES) -v SLICES=$(value SLICES) -v PORTION=$(value PORTION) -v TILES_AT_ONCE=$(value TILES_AT_ONCE)"
 constants="$constants -v SHARERS=$(value SHARERS) -v BLOCKS=$(value BLOCKS) -v PORTIONS=$(value PORTIONS)"
 # shellcheck disable=SC2086
-c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
+c++filt <"$report" | awk $constants -v SLOTS_75="$(value SLOTS_75)" -v SLOTS_80="$(value SLOTS_80)" -v archs="$*" -v version="$version" -v facts="$work/facts" '
     # a block'\''s threads: what the launcher gives it; rows: as many as a row needs, at most
     function threads(name) { return name ~ /^(pick|score|layernorm)_/ ? 1024 : name ~ /^unpack_kernel/ ? 64 : name ~ /^(attend|weigh|select)_/ ? 128 : 256 }
     # what a block of products with packed weights asks for: a ring, in whose place sums come
-    function room(tiles,    ring, sums) {
-        ring = SLOTS * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * (PORTION + 8) * 2)
-        sums = SIDES * tiles * 8 * 68 * 4
+    function slots(arch) { return arch == 75 ? SLOTS_75 : SLOTS_80 }
+    function slot(tiles) { return SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * PORTION * 2 }
+    function room(arch, tiles,    ring, sums) {
+        ring = slots(arch) * slot(tiles)
+        sums = SIDES * TILES_AT_ONCE * 8 * 68 * 4
         return ring > sums ? ring : sums
     }
     # bytes of w and x on their way in one of its blocks
-    function ahead(tiles) { return (SLOTS - 1) * (SIDES * SLICES * PORTION * 36 + SLICES * tiles * 8 * PORTION * 2) }
+    function ahead(arch, tiles) { return (slots(arch) - 1) * slot(tiles) }
     # blocks on an SM: the least that threads, registers (for each warp, in steps of 256) and shared memory allow
     function most_threads(arch) { return arch == 75 ? 1024 : arch == 80 || arch == 90 ? 2048 : 1536 }
     function at_once(arch, t, r, s,    most, shared, warps, blocks, b) {
@@ -59,12 +68,13 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
     / Used [0-9]+ registers/ {
         match($0, /Used [0-9]+/); r = substr($0, RSTART + 5, RLENGTH - 5)
         s = match($0, /[0-9]+ bytes smem/) ? substr($0, RSTART, RLENGTH) + 0 : 0
-        if (name ~ /^packed/) { tiles = substr(name, index(name, "<") + 1) + 0; s += room(tiles) }
+        if (name ~ /^packed/) { tiles = substr(name, index(name, "<") + 1) + 0; s += room(arch, tiles) }
         if (!(name in seen)) { seen[name] = 1; names[++n] = name }
-        shared[name] = s
+        if (s > shared[name]) shared[name] = s
         blocks = at_once(arch, threads(name), r, s)
         cell[arch, name] = blocks ? sprintf("%d, %d%%", r, 100 * blocks * threads(name) / most_threads(arch)) : r ", -"
-        if (name ~ /^packed/) flying[arch, tiles] = blocks * ahead(tiles) / 1024
+        if (name ~ /^packed/) flying[arch, tiles] = blocks * ahead(arch, tiles) / 1024
+        printf "%s\t%s\t%d\t%d\t%d\t%d\n", arch, name, blocks, r, s, local[arch, name] >facts
     }
     END {
         count = split(archs, a, " ")
@@ -81,7 +91,7 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         for (i = 1; i <= count; i++) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line " local (bytes) |\n" rule "---|"
         for (k = n; k >= 1; k--) {
-            line = "| `" names[k] "` | " threads(names[k]) " | " shared[names[k]] " |"
+            line = "| `" names[k] "` | " threads(names[k]) " | " shared[names[k]] + 0 " |"
             bytes = 0
             for (i = 1; i <= count; i++) { line = line " " cell[a[i], names[k]] " |"; bytes += local[a[i], names[k]] }
             print line " " bytes " |"
@@ -90,13 +100,13 @@ c++filt <"$report" | awk $constants -v archs="$*" -v version="$version" '
         print "\nFunctions that kernels call have " all + 0 " bytes of local memory."
         print "\n## Products with packed weights: bytes on their way on an SM\n"
         print "All but one of the slots of a ring buffer, w and x, in KB of 1024 bytes, of the blocks that an SM holds. On sm_75, which has no asynchronous"
-        print "copies, a slot is waited for where it is filled.\n"
+        print "copies, they are on their way to registers.\n"
         line = "| rows |"; rule = "|---|"
-        for (i = 1; i <= count; i++) if (a[i] > 75) { line = line " sm_" a[i] " |"; rule = rule "---|" }
+        for (i = 1; i <= count; i++) { line = line " sm_" a[i] " |"; rule = rule "---|" }
         print line "\n" rule
         for (t = 1; t <= 8; t *= 2) {
             line = "| " 8 * t " |"
-            for (i = 1; i <= count; i++) if (a[i] > 75) line = line sprintf(" %.0f |", flying[a[i], t])
+            for (i = 1; i <= count; i++) line = line sprintf(" %.0f |", flying[a[i], t])
             print line
         }
     }'
@@ -133,6 +143,7 @@ if [ -n "$cuobjdump" ]; then
 else
     echo "Not counted: cuobjdump is not installed."
 fi
+cuobjdump=$cuobjdump python3 -B scripts/gpu_promises.py "$work" "$@" || broken=1
 # shellcheck disable=SC2086
 awk $constants '
     function up(a, b) { return int((a + b - 1) / b) }
@@ -192,3 +203,4 @@ awk $constants '
         for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("125M", 12, 768, B)
         for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("1.3B", 24, 2048, B)
     }'
+[ -z "$broken" ]

@@ -478,17 +478,20 @@ CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigne
     blk.cur->a = (const uint16_t *)a, blk.cur->b = (const uint16_t *)b, blk.cur->d = d;
     join_warp(multiply_fragments, line);
 }
+/* A copy on its way. It has nothing here: the emulation is of sm_80 and later. */
+struct Copy {};
 /* Writes NaN, since until the wait nothing certain is there. wait_for_copies writes what was asked for. */
-inline void copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
+inline Copy copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
     Thread *me = blk.cur;
     check_aligned(to, line), check_aligned(from, line);
     if (me->copies == MOST_COPIES) complain(true, "line %d: raise MOST_COPIES", line);
     write16(to, ~0ull, ~0ull);
     me->copy[me->copies++] = {to, there ? from : nullptr, me->groups};
+    return {};
 }
 inline void close_copies() { blk.cur->groups++; }
-template <int OPEN>
-void wait_for_copies() {
+template <int OPEN, int N>
+void wait_for_copies(const Copy (&)[N]) {
     Thread *me = blk.cur;
     int left = 0;
     for (int i = 0; i < me->copies; i++) {
@@ -516,12 +519,16 @@ void wait_for_copies() {
 #define __hsub2(a, b) cuda_cpu::multiply_add2(b, cuda_cpu::to_halfs(-1, -1), a)
 #define __float2half2_rn(f) cuda_cpu::to_halfs(f, f)
 #define __threadfence() cuda_cpu::fence()
-using cuda_cpu::copy_async, cuda_cpu::close_copies, cuda_cpu::wait_for_copies;
+using cuda_cpu::Copy, cuda_cpu::copy_async, cuda_cpu::close_copies, cuda_cpu::wait_for_copies;
 using cuda_cpu::multiply_add, cuda_cpu::load_matrices, cuda_cpu::load_transposed;
 using std::max, std::min;
 template <class T>
 T __ldcg(const T *p) {
     return *p;
+}
+template <class T>
+void __stwb(T *p, T value) {
+    *p = value;
 }
 CUDA_CPU_UNSEEN unsigned atomicInc(unsigned *p, unsigned most) {
     cuda_cpu::blk.counted = true;
@@ -814,7 +821,7 @@ T argument(const char *name, T v) {
     return v;
 }
 
-/* A row of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
+/* A row of the first table of results/kernels.md, which scripts/gpu_kernels.sh has from ptxas. */
 struct Row {
     size_t threads, shared; /* of a block, at most */
     size_t registers;       /* of a thread, on the GPU where they are most */
@@ -834,7 +841,7 @@ inline const std::map<std::string, Row> &known_kernels() {
         std::map<std::string, Row> rows;
         FILE *f = fopen("results/kernels.md", "r");
         char line[1000], name[200];
-        while (f && fgets(line, sizeof line, f)) {
+        while (f && fgets(line, sizeof line, f) && strncmp(line, "## ", 3)) { /* of the first table */
             Row row{};
             int at = 0;
             if (sscanf(line, "| `%199[^`]` | %zu | %zu |%n", name, &row.threads, &row.shared, &at) != 3 || !at) continue;
@@ -975,6 +982,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
     known(kernel, false);
     memset(a, 0, sizeof *a);
     a->sharedSizeBytes = VARIABLES;
+    a->ptxVersion = 80;
     return cudaSuccess;
 }
 

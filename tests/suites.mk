@@ -7,12 +7,12 @@
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
 $(if $(filter-out $(SUITES),$(SUITE)),$(error no such suite: $(SUITE); the suites are: $(SUITES)))
-# of these three `make test` has all: faults loads a library of its own, exercises compile, mini has programs with sanitizers of its own
-SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini,$(SUITES)),$(SUITES))
-LONGEST := schedule cli exercises mini tour # which begin first
+# of these `make test` has all: faults loads a library of its own, exercises and project compile, mini has programs with sanitizers of its own
+SUITES := $(if $(SANITIZE),$(filter-out faults exercises mini project,$(SUITES)),$(SUITES))
+LONGEST := schedule cli exercises mini tour project # which begin first
 SUITES := $(filter $(LONGEST),$(SUITES)) $(filter-out $(LONGEST),$(SUITES))
 # These want Linux: its /proc and its system calls. A Mac runs the others; its `brew install coreutils` has the command timeout.
-LINUX := cli completions emulation exercises faults files gpu grade kill memory mini paper pipeline quantize rehearsal schedule search summary tour world
+LINUX := cli completions emulation exercises faults files gpu grade kill memory mini paper pipeline project quantize rehearsal schedule search summary tour world
 SUITES := $(filter-out $(if $(MAC),$(LINUX)),$(SUITES))
 # The emulation of a GPU needs the CUDA toolkit's headers; where they are not, the suite `cuda` is counted as skipped.
 EMULATION := $(and $(CUDA_INCLUDE),$(HAVE_CXX),$(filter x86_64,$(shell uname -m)))
@@ -64,7 +64,7 @@ test emulated gpu-tests: export GOING_ON := 1
 # The program for the suites that start it. flexgen_host has no library for GPUs beside it. That of flexgen_emulated is the emulation; a
 # stub stands for NVIDIA's driver.
 PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
-STARTING := $(patsubst %,$(BUILD)/%.log,cli files paper gpu memory kill faults tour mini)
+STARTING := $(patsubst %,$(BUILD)/%.log,cli files paper gpu memory kill faults tour mini project)
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
 $(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o
@@ -182,6 +182,15 @@ exercises:
 	@python3 -B scripts/exercise.py check $(or $(EX),$(GRADABLE))
 	$(if $(EX),,@python3 -B scripts/exercise.py course $(if $(EMULATION),,nokernels))
 	$(if $(EX),,@python3 -B scripts/grade_all.py --hostile)
+
+# The judge of docs/PROJECT.md, with copies of two files that it reaches into; with sums in any order, since it computes whole models.
+$(BUILD)/project_judge: tests/project_judge.c tests/project_judge.h docs/project/ask.h docs/project/project.h opt_model.c device/sim.c $(LIB)
+	@mkdir -p $(@D)/judge
+	sed 's/^    plain_attention(/    judged_attention(/; s/checkpoint_floats(/judged_floats(/' opt_model.c >$(@D)/judge/model.c
+	sed 's/= op_seconds(d, op, moved, len) +/= judged_share(op) * op_seconds(d, op, moved, len) +/' device/sim.c >$(@D)/judge/sim.c
+	$(CC) $(filter-out -MMD -MP,$(ALL)) -fassociative-math -fno-signed-zeros -fno-trapping-math -Idocs/project -include device/ops.h -include tests/project_judge.h $< $(@D)/judge/model.c $(@D)/judge/sim.c $(LIB) -o $@ $(LIBS)
+$(BUILD)/project.log: $(BUILD)/project_judge
+$(BUILD)/project.log: export PROJECT_JUDGE := $(BUILD)/project_judge
 
 # The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS.
 $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed

@@ -141,7 +141,7 @@ TEST(the_waves_of_the_kernels_are_of_todays_constants) {
 
 /* No row has bytes of local memory: neither spilled registers nor arrays without a place in registers. */
 TEST(no_kernel_spills) {
-    CU_ASSERT_EQUAL(shell("grep '^| `' $here/results/kernels.md >rows && grep -v '| 0 |$' rows"), 1);
+    CU_ASSERT_EQUAL(shell("sed '/^## /,$d' $here/results/kernels.md | grep '^| `' >rows && grep -v '| 0 |$' rows"), 1);
     CU_ASSERT_STRING_EQUAL(printed, "");
 }
 
