@@ -2,10 +2,12 @@
 """Grades what students have handed in, as CSV on stdout: a line for each student and exercise, with the points of its steps.
 
     grade_all.py SUBMISSIONS [N...]   the exercises N, or all
+    grade_all.py --alike SUBMISSIONS [N...]   which submissions are alike beyond renaming (scripts/alike.py), as CSV
     grade_all.py --hostile            whether what loops, forks, writes outside, connects, kills, exits or cheats harms nobody, and
                                       gets nothing; and whether honest students get their points
 
-SUBMISSIONS/STUDENT/ is a starter tree that was worked in, or its changed files alone. Of them the files with the functions to be written
+SUBMISSIONS/STUDENT/ is a starter tree that was worked in, or its changed files alone. SUBMISSIONS/variants.csv, if it is there, says which
+variant each has (exercise.sh --variant); a student's own files have no say in that. Of them the files with the functions to be written
 are compiled and linked with a kit (scripts/exam.py), which has no solution of the exercise; the judge is another program. What was
 printed lies in SUBMISSIONS.logs/STUDENT-N.log.
 
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 
+import alike
 import exam
 import exercise
 
@@ -158,9 +161,21 @@ def cell(text):
     return "'" + text if text[:1] in "=+-@" else text
 
 
-def grade(place, original, exams, root, student, number, seed, log):
+def students_of(root):
+    """{student: variant}"""
+    students, noted = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d))), os.path.join(root, "variants.csv")
+    known = exercise.read_variants(noted)
+    missing = [s for s in students if s not in known]
+    if known and missing:
+        sys.exit("%s: has no variant of %s; add a line NAME,VARIANT for each" % (noted, ", ".join(missing)))
+    most = exercise.highest_variant(exercise.read_table(exercise.TABLE))
+    if max(known.values(), default=0) > most:
+        sys.exit("%s: variants are 0 to %d" % (noted, most))
+    return {s: known.get(s, 0) for s in students}
+
+
+def grade(place, spec, root, student, seed, log):
     """(points of each step, a note) of what a student has handed in for an exercise."""
-    spec = exams[number]
     none = [0] * len(spec["steps"])
     files, note = exam.handed_in(os.path.join(root, student), spec)
     if not files:
@@ -173,13 +188,18 @@ def grade(place, original, exams, root, student, number, seed, log):
     return [points for points, _, _ in steps], "; ".join([note] * bool(note) + wrong[:1])
 
 
-def grade_all(root, numbers, out):
-    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+def numbers_of(exercises, numbers):
+    """Those that are asked for, or all."""
     if not set(numbers) <= set(exercises):
         sys.exit("grade_all.sh SUBMISSIONS [N...]: the exercises are 1 to %d" % len(exercises))
-    numbers = numbers or sorted(exercises)
+    return numbers or sorted(exercises)
+
+
+def grade_all(root, numbers, out):
+    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+    numbers = numbers_of(exercises, numbers)
     seed = os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6))
-    students = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)))
+    students = students_of(root)
     logs = os.path.abspath(root) + ".logs"
     os.makedirs(logs, exist_ok=True)
     stage = Stage(original, exercises, numbers)
@@ -193,12 +213,15 @@ def grade_all(root, numbers, out):
         for place in places:
             workers.put(place)
 
+        def variant_of(student, number):
+            return students[student] if students[student] in exercise.variants(exercises[number]) else 0
+
         def one(student, number):
             place, begin, name = workers.get(), time.time(), "%s-%d.log" % (student, number)
             log = os.path.join(logs, name)
             try:
                 open(log, "wb").close()
-                points, note = grade(place, original, exams, root, student, number, seed, log)
+                points, note = grade(place, {**exams[number], "variant": variant_of(student, number)}, root, student, seed, log)
             except Exception as e:  # a submission must not keep others from being graded
                 points, note = [0] * len(exams[number]["steps"]), "cannot be graded: %s" % type(e).__name__
             finally:
@@ -208,24 +231,48 @@ def grade_all(root, numbers, out):
             return points, note, time.time() - begin
 
         rows, table = [], csv.writer(out)
-        table.writerow(["student", "exercise", "points", "of", "steps", "seconds", "note", "seed"])
+        table.writerow(["student", "exercise", "points", "of", "steps", "seconds", "note", "variant", "seed"])
         with concurrent.futures.ThreadPoolExecutor(len(places)) as pool:
             jobs = [(student, n, pool.submit(one, student, n)) for n in numbers for student in students]
             for student, n, job in jobs:
                 points, note, seconds = job.result()
                 worth = [w for w, _, _ in exams[n]["steps"]]
                 rows.append((student, n, sum(points), note))
-                table.writerow([cell(student), n, sum(points), sum(worth), " ".join(map(str, points)), "%.1f" % seconds, cell(note), seed])
+                table.writerow([cell(student), n, sum(points), sum(worth), " ".join(map(str, points)), "%.1f" % seconds, cell(note),
+                                variant_of(student, n), seed])
                 out.flush()
         return rows
     finally:
         shutil.rmtree(stage.dir, ignore_errors=True)
 
 
+# ---- what is alike --------------------------------------------------------------------------------------------------
+
+
+def report_alike(root, numbers, out):
+    """Prints the pairs that are alike, the most alike first; on standard error where nothing can be told. Nothing is compiled."""
+    original, exercises = exercise.tracked(), exercise.read_table(exercise.TABLE)
+    numbers, known, pairs = numbers_of(exercises, numbers), alike.Known(original, exercises), []
+    objects = exercise.Objects(original, os.path.join(exercise.build_dir(), "kit"))
+    for n in numbers:
+        spec, _ = exercise.exam_of(original, exercises, n, objects)
+        found = {student: exam.handed_in(os.path.join(root, student), spec)[0] for student in students_of(root)}
+        found, few = alike.alike(known, spec, {student: files for student, files in found.items() if files})
+        pairs += [(pair, n) for pair in found]
+        if few:
+            print("exercise %d: too short to tell: %s" % (n, ", ".join(map(cell, few))), file=sys.stderr)
+    table = csv.writer(out)
+    table.writerow(["exercise", "alike", "pieces", "student", "student"])
+    table.writerows([n, "%.0f%%" % (100 * share), count, cell(a), cell(b)] for (share, count, a, b), n in sorted(pairs, reverse=True))
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--hostile"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--hostile"]:
         import hostile
         sys.exit(not hostile.hostile())
-    if len(sys.argv) < 2 or not os.path.isdir(sys.argv[1]) or not all(a.isdigit() for a in sys.argv[2:]):
+    work = report_alike if arguments[:1] == ["--alike"] else grade_all
+    root, *words = arguments[work == report_alike:] or [""]
+    if not os.path.isdir(root) or not all(a.isdigit() for a in words):
         sys.exit(__doc__)
-    grade_all(sys.argv[1], [int(a) for a in sys.argv[2:]], sys.stdout)
+    work(root, [int(a) for a in words], sys.stdout)

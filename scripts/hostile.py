@@ -2,6 +2,7 @@
 honest ones that once got none. `make exercises` grades it."""
 import csv
 import io
+import json
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ import exercise
 import grade_all
 
 LEDGER, LESSONS, CU, MINI_CU = "branches/ledger.c", "tests/lessons.c", "flexgen.cu", "mini.cu"
+VARIED = {9: 2}  # {exercise: the variant that all who do it were given}
 OPEN = "extern int open(const char *, int, ...); extern long write(int, const void *, unsigned long);\n"
 
 
@@ -24,8 +26,12 @@ def body(*lines):
     return "{\n%s}" % "".join("    %s\n" % line for line in lines)
 
 
+def in_variant(right, entries, variant):
+    return exercise.wrong_solution(right, entries, exercise.variants(entries)[variant])
+
+
 def honest(original, exercises, tree):
-    """{name: (exercise, {path: text})} of six kinds, and of two exercises that need most of the computer; all points."""
+    """{name: (exercise, {path: text})} of six kinds, of two exercises that need most of the computer, and of a variant; all points."""
     def right(n):
         return exercise.solved({p: tree(n)[p] for p in exercise.own_files(original, exercises[n])}, original, exercises[n])
 
@@ -42,6 +48,7 @@ def honest(original, exercises, tree):
             "x < q->n", "x < sum(q->n, 0)", 1)}),
         "a header": (3, {LEDGER: "#include <float.h>\n#include <limits.h>\n" + ledger}),
         "an indented brace": (3, {LEDGER: ledger[:end] + "\n    }\n" + ledger[end + 3:]}),
+        "the variant that was given": (9, in_variant(right(9), exercises[9], 2)),
         "all of mini.c": (14, right(14)),
         "all of the sweep": (5, right(5)),
         "a folder of its own": (3, {"ex3/" + LEDGER: ledger, "ex1/opt_model.c": attention, "ex1/" + LEDGER: tree(1)[LEDGER]}),
@@ -75,6 +82,8 @@ __attribute__((constructor)) static void answer(void) {
     _exit(0);
 }
 """
+    right_9 = exercise.own_files(original, exercises[9])
+    another, chosen = in_variant(right_9, exercises[9], 1), json.dumps({"exercise": 9, "variant": 1})
     diagonal = original["branches/diagonal.c"]
     two_lines = exam.bodies_in(diagonal, ["diagonal_seats"])["diagonal_seats"]
     forged = """
@@ -112,6 +121,12 @@ __attribute__((constructor)) static void answer(void) {
         "asks the judge": pages_fit("extern struct { const char *program, *steps[6]; int cases; bool (*draw)(void); void (*check)(void); } exercises[];",
                                     "exercises[2].check();", "return false;"),
         "hands in the diagonal": (19, {LESSONS: exam.with_bodies(tree(19)[LESSONS], {"fourth_seats": two_lines})}),
+        "hands in the repository's variant": (9, right_9),
+        "hands in another's variant": (9, another),
+        "chooses a variant": (9, {**another, "kit/9.json": chosen, "variants.csv": "student,variant\nchooses a variant,1\n"}),
+        "hands in row": (19, {LESSONS: exam.with_bodies(tree(19)[LESSONS], {"fourth_seats": body("return a->seated ? 0 : a->policy->gbs;")})}),
+        "hands in the diagonal or zig-zag": (19, {LESSONS: exam.with_bodies(tree(19)[LESSONS], {"fourth_seats": two_lines.replace(
+            "{", "{ if (a->nseats % 2) return a->seated ? 0 : a->nseats;", 1)})}),
         "hands in zig-zag": (19, {LESSONS: exam.with_bodies(tree(19)[LESSONS], {"fourth_seats": body("return a->seated ? 0 : a->nseats;")})}),
         # and more that might
         "answers with zeros": behind(zeros % "0"),
@@ -233,6 +248,8 @@ def hostile():
             os.mkdir(part)
             for name in (s for s, (n, _) in students.items() if n == number):
                 os.rename(os.path.join(root, name), os.path.join(part, name))
+                if number in VARIED:
+                    exercise.note_variant(os.path.join(part, name), VARIED[number])
             rows += grade_all.grade_all(part, [number], out)
             print(out.getvalue(), end="")
             if "CARRIED" in out.getvalue():

@@ -16,7 +16,7 @@ static const double STEP_SECONDS = 50; /* for all of a step */
 static double step_ends;
 static uint64_t seed;  /* decides all cases of a run */
 static uint64_t state; /* of the generator, set anew in each step */
-int step, number;
+int step, number, variant;
 static int said;          /* in this step */
 static int all_said;      /* in all steps */
 static char context[400]; /* what in_case said of this case */
@@ -117,6 +117,7 @@ static void start_exam(const char *program) {
         CHECK(copy > 0 && dup2(copy, ANSWERS_FD) == ANSWERS_FD && !close(copy));
         signal(SIGPIPE, SIG_DFL);
         unsetenv("GRADE_SEED");
+        unsetenv("GRADE_VARIANT");
         unsetenv("GRADE_LOG");
         unsetenv("GRADE_QUESTION");
         if (command) execl("/bin/sh", "sh", "-c", command, (char *)NULL);
@@ -246,8 +247,10 @@ const char *test_missing(const char *name) {
 
 /* Runs before main: reads the settings of the run, and adds the steps as tests. */
 __attribute__((constructor)) static void begin(void) {
-    const char *given = getenv("GRADE_SEED"), *seconds = getenv("GRADE_SECONDS");
+    const char *given = getenv("GRADE_SEED"), *seconds = getenv("GRADE_SECONDS"), *which = getenv("GRADE_VARIANT");
     if (seconds) most_seconds = atof(seconds);
+    if (which) variant = atoi(which);
+    CHECK((unsigned)variant < VARIANTS);
     seed = given && *given ? strtoull(given, NULL, 10) : (uint64_t)(seconds_now() * 1e6) % 1000000;
     if (!given) printf("GRADE_SEED=%llu\n", (unsigned long long)seed);
     seed = seed * 2 + 1; /* never 0 */

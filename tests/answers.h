@@ -15,6 +15,10 @@
  * case that is drawn, from 0. */
 enum { MOST_STEPS = 6 };
 extern int step, number;
+/* Of the exercises' contracts: 0 is that of docs/EXERCISES.md, and scripts/exercises.txt has the others. The judge alone
+ * knows which one a student has. */
+enum { VARIANTS = 4 };
+extern int variant;
 typedef struct {
     const char *program;           /* the exam, in GRADE_EXAMS */
     const char *steps[MOST_STEPS]; /* sentences, the names of the tests */

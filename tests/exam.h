@@ -168,7 +168,7 @@ typedef struct {
  * that enters and the row that leaves in phase 2. */
 enum { RULES_M = 4, RULES_N = 5 };
 typedef struct {
-    double cost[RULES_N], entry[RULES_M], right[RULES_M];
+    double cost[RULES_N + RULES_M], entry[RULES_M], right[RULES_M];
     int column, basic[RULES_M];
     int entering, leaving;
 } Rules;

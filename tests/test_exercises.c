@@ -71,7 +71,7 @@ TEST(what_a_student_hands_in_is_found_wherever_it_lies) {
                "    trees[n] = trees.get(n) or exercise.starter(original, table, [n])\n"
                "    return trees[n]\n"
                "objects = exercise.Objects(original, home)\n"
-               "spec = {n: exercise.exam_of(original, table, n, objects)[0] for n in (1, 3, 5, 7, 14)}\n"
+               "spec = {n: exercise.exam_of(original, table, n, objects)[0] for n in (1, 3, 5, 7, 9, 14)}\n"
                "def found(n, **files):\n"
                "    at = os.path.join(dir, os.urandom(8).hex())\n"
                "    exercise.write_tree(at, files['files'])\n"
@@ -96,6 +96,84 @@ TEST(what_a_student_hands_in_is_found_wherever_it_lies) {
                "given = found(5, files={'schedule.c': original['schedule.c']})[0]['schedule.c']\n"
                "same('attend_on_cpu' in exam.bodies_in(given, ['attend_on_cpu']) and 'given_attend_on_cpu(run)' in given, "
                "True)\n"),
+        0);
+}
+
+/* A tree has the text of its variant and no other's, and notes in variants.csv who has it; where that file has not all
+ * students, nobody is graded. */
+TEST(a_student_has_the_variant_that_was_given_out) {
+    CU_ASSERT_EQUAL(
+        python("import grade_all\n"
+               "same(list(exercise.unsaid(original, table)), [])\n"
+               "same([n for n in table if exercise.variants(table[n])], [4, 8, 9, 10])\n"
+               "tree = exercise.starter(original, table, [4, 7], (), 1)\n"
+               "text = tree['docs/EXERCISES.md'].decode()\n"
+               "same(('furthest behind, or to the first' in text, 'or to the last of several' in text), (False, True))\n"
+               "same(text.count('**Variant 1.**'), 1)\n"
+               "same('Exercise 4, variant 1: write this' in tree['admission.c'], True)\n"
+               "same('Exercise 7: write this' in tree['policy.c'], True)\n"
+               "objects = exercise.Objects(original, os.path.join(exercise.build_dir(), 'kit'))\n"
+               "kit = lambda n, v: exercise.exam_of(original, table, n, objects, v)[0]\n"
+               "same([kit(4, 2)['variant'], kit(4, 0)['variant'], kit(7, 2)['variant']], [2, 0, 0])\n"
+               "same('to within 200' in kit(4, 1)['steps'][1][2], True)\n"
+               "os.makedirs(dir + '/in/anna')\n"
+               "os.makedirs(dir + '/in/ben')\n"
+               "same(grade_all.students_of(dir + '/in'), {'anna': 0, 'ben': 0})\n"
+               "exercise.note_variant(dir + '/in/anna', 1)\n"
+               "exercise.note_variant(dir + '/in/anna/', 2)\n"
+               "try: said = grade_all.students_of(dir + '/in')\n"
+               "except SystemExit as e: said = str(e)\n"
+               "same(said, dir + '/in/variants.csv: has no variant of ben; add a line NAME,VARIANT for each')\n"
+               "exercise.note_variant(dir + '/in/ben', 0)\n"
+               "same(grade_all.students_of(dir + '/in'), {'anna': 2, 'ben': 0})\n"
+               "exercise.note_variant(dir + '/in/ben', 4)\n"
+               "try: said = grade_all.students_of(dir + '/in')\n"
+               "except SystemExit as e: said = str(e)\n"
+               "same(said, dir + '/in/variants.csv: variants are 0 to 3')\n"),
+        0);
+}
+
+/* Other names, comments, types, braces, and another order of functions hide no copy; of solutions that were found
+ * independently, which the table has, no two are alike; and of what is short nothing is said. */
+TEST(what_is_alike_beyond_renaming_is_found) {
+    CU_ASSERT_EQUAL(
+        python("import alike, re, subprocess\n"
+               "known = alike.Known(original, table)\n"
+               "objects = exercise.Objects(original, os.path.join(exercise.build_dir(), 'kit'))\n"
+               "spec = {n: exercise.exam_of(original, table, n, objects)[0] for n in (1, 3, 9, 10, 14, 17)}\n"
+               "def compared(n, **texts):\n"
+               "    path, = spec[n]['files']\n"
+               "    found, few = alike.alike(known, spec[n], {name: {path: text} for name, text in texts.items()})\n"
+               "    return [({a, b}, share > .9) for share, _, a, b in found], few\n"
+               "def others(n):\n"
+               "    tree = exercise.starter(original, table, [n])\n"
+               "    right = exercise.solved({p: tree[p] for p in exercise.own_files(original, table[n])}, original, "
+               "table[n])\n"
+               "    return [exercise.other_solution(right, table[n], e).popitem()[1] for e in exercise.of(table[n], "
+               "'other')]\n"
+               "def disguised(text):\n"
+               "    own = {name: text[b:e] for name, _, b, e in exam.functions(text)}\n"
+               "    for name in sorted(own): text = text.replace(own[name], ';') + name + '() ' + own[name]\n"
+               "    text = re.sub(r'\\b(score|max|sum|head|top|total|out|scale|step|code|copy|sweeps|i|t|u|d)\\b', "
+               "r'my_\\1', text)\n"
+               "    text = text.replace('float', 'double').replace('const ', '').replace('\\n', '  // mine\\n')\n"
+               "    return text.replace('->', ' -> ').replace('(', '( /* what */ ')\n"
+               "for n in (1, 9, 10, 14, 17):\n"
+               "    found = dict(zip('abcd', others(n)))\n"
+               "    same((n, compared(n, **found)), (n, ([], [])))\n"
+               "    same((n, compared(n, z=disguised(found['a']), **found)), (n, ([({'a', 'z'}, True)], [])))\n"
+               "path, = exercise.own_files(original, table[1])\n"
+               "same(compared(1, z=disguised(original[path])), ([({alike.THEIRS, 'z'}, True)], []))\n"
+               "ledger = original['branches/ledger.c']\n"
+               "same(compared(3, a=ledger, b=ledger), ([], [alike.THEIRS, 'a', 'b']))\n"
+               "exercise.write_tree(dir + '/in', {'anna/opt_model.c': original['opt_model.c'], 'ben/opt_model.c': "
+               "disguised(original['opt_model.c']), 'cem/x': ''})\n"
+               "said = subprocess.run(['scripts/grade_all.sh', '--alike', dir + '/in', '1', '3'], capture_output=True, "
+               "text=True)\n"
+               "lines = said.stdout.splitlines()\n"
+               "same((len(lines), lines[0]), (4, 'exercise,alike,pieces,student,student'))\n"
+               "same([re.sub(r'%,\\d+,', '%,N,', line) for line in lines if 'anna,ben' in line], ['1,100%,N,anna,ben'])\n"
+               "same(said.stderr, 'exercise 3: too short to tell: (the repository)\\n')\n"),
         0);
 }
 
