@@ -206,8 +206,8 @@ def cuda_include():
     return next((d for d in dirs if d and os.path.isfile(os.path.join(d, "cublasLt.h"))), None)
 
 
-# --wrap: the judge and exam_engine see the ops that the host device carries out (tests/squares.c).
-LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run"
+# --wrap: the judge and exam_engine see the ops that the sweep posts and the host device carries out (tests/squares.c).
+LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run,--wrap=post"
 NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
 
 
