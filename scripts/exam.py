@@ -142,9 +142,10 @@ def read_file(path):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MOST_BYTES:
+        os.close(fd)
+        return None
     with open(fd, "rb") as f:
-        if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MOST_BYTES:
-            return None
         return f.read().decode("utf-8", "replace").replace("\r\n", "\n").lstrip("\ufeff")
 
 

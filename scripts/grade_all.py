@@ -158,7 +158,7 @@ def is_closed(original, exercises):
 def cell(text):
     """A text that no spreadsheet takes for a formula, of one line."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
-    return "'" + text if text[:1] in "=+-@" else text
+    return "'" + text if text.startswith(("=", "+", "-", "@")) else text
 
 
 def students_of(root):

@@ -93,6 +93,8 @@ TEST(what_a_student_hands_in_is_found_wherever_it_lies) {
                "os.makedirs(dir + '/links/branches')\n"
                "os.symlink(os.path.abspath(L), dir + '/links/' + L)\n"
                "same(exam.handed_in(dir + '/links', spec[3])[0], None)\n"
+               "os.makedirs(dir + '/folder/' + L)\n"
+               "same(exam.handed_in(dir + '/folder', spec[3], True), (None, 'nothing found: there is no ' + L))\n"
                "given = found(5, files={'schedule.c': original['schedule.c']})[0]['schedule.c']\n"
                "same('attend_on_cpu' in exam.bodies_in(given, ['attend_on_cpu']) and 'given_attend_on_cpu(run)' in given, "
                "True)\n"),
@@ -175,6 +177,15 @@ TEST(what_is_alike_beyond_renaming_is_found) {
                "same([re.sub(r'%,\\d+,', '%,N,', line) for line in lines if 'anna,ben' in line], ['1,100%,N,anna,ben'])\n"
                "same(said.stderr, 'exercise 3: too short to tell: (the repository)\\n')\n"),
         0);
+}
+
+/* A spreadsheet takes no cell for a formula, and nothing is added to others. */
+TEST(cells_of_the_table_of_grades_are_no_formulas) {
+    CU_ASSERT_EQUAL(python("from grade_all import cell\n"
+                           "same([cell(text) for text in ('', 'a=b', 10)], ['', 'a=b', '10'])\n"
+                           "same([cell(text) for text in ('=1', '+1', '-1', '@a', '\\t=1')], [\"'=1\", \"'+1\", \"'-1\", "
+                           "\"'@a\", '?=1'])\n"),
+                    0);
 }
 
 /* Functions are found in any style, in time that grows with the text. */
