@@ -873,7 +873,7 @@ static void check_pack(void) {
         bool finite = true;
         for (int i = 0; i < n; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]), finite &= isfinite(x[i]) != 0;
         const Codes codes = finite ? codes_of(low, high, levels) : (Codes){0};
-        in_case("%d bits, a group of %d from %g to %g, %d apart", packed.bits, n, low, high, packed.stride);
+        in_case("%d bits, a group of %d from %g to %g, stride %d", packed.bits, n, low, high, packed.stride);
         for (int i = 0; i < n; i++) {
             const double exact = codes.width ? (x[i] - codes.base) / codes.width : 0, code = floor(exact);
             const bool half = fabs(exact - code - .5) < 1e-3;
