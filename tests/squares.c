@@ -85,10 +85,9 @@ static void note_before(SquareSeen *s, const Op *op) {
 
 /* Notes when the sweep asks for a square's computation, and when for its data. */
 static void note_order(SquareSeen *s, const Op *op) {
-    _Static_assert(WEIGHT < LOADED_KINDS && CACHE < LOADED_KINDS && ACTIVATION < LOADED_KINDS, "Kind's first are loaded");
+    _Static_assert((int)OTHER == LOADED_KINDS, "the kinds before OTHER are loaded");
     if (op->lane == PROJECT && op->kind == OTHER && !s->computed) s->computed = ++squares_seen->computed;
-    if ((op->lane == W_LOAD || op->lane == C_LOAD) && op->kind < LOADED_KINDS)
-        s->loaded[op->kind] = squares_seen->computed + 1;
+    if ((op->lane == W_LOAD || op->lane == C_LOAD) && op->kind < OTHER) s->loaded[op->kind] = squares_seen->computed + 1;
 }
 
 /* Returns the square that an op belongs to, or NULL if nothing is to be noted. */
