@@ -142,9 +142,10 @@ def read_file(path):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MOST_BYTES:
+        os.close(fd)
+        return None
     with open(fd, "rb") as f:
-        if not stat.S_ISREG(os.fstat(fd).st_mode) or os.fstat(fd).st_size > MOST_BYTES:
-            return None
         return f.read().decode("utf-8", "replace").replace("\r\n", "\n").lstrip("\ufeff")
 
 
@@ -184,8 +185,10 @@ def handed_in(root, exam, whole_tree=False):
             gone = min((states[at][1] for at in texts), key=len)
             if any(re.search(r"\b%s\b" % n, text) for n in gone for text in texts.values()):
                 return None, "nothing found: %s in %s has no end; a brace is missing" % (", ".join(gone), path)
-            names = ", ".join(gone or spec["write"])
-            return None, "nothing found: %s %s" % (names, "is not in " + path if gone else "in %s is as it was given out" % path)
+            names, one = gone or list(spec["write"]), len(gone or spec["write"]) == 1
+            unwritten = "in %s is as it was given out" % path if one else "in %s are as they were given out" % path
+            absent = ("is not in " if one else "are not in ") + path
+            return None, "nothing found: %s %s" % (", ".join(names), absent if gone else unwritten)
         at, why = choose(exam["exercise"], path, written)
         if not at:
             return None, "refused: " + why
@@ -206,8 +209,8 @@ def cuda_include():
     return next((d for d in dirs if d and os.path.isfile(os.path.join(d, "cublasLt.h"))), None)
 
 
-# --wrap: the judge and exam_engine see the ops that the host device carries out (tests/squares.c).
-LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run"
+# --wrap: the judge and exam_engine see the ops that the sweep posts and the host device carries out (tests/squares.c).
+LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run,--wrap=post"
 NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
 
 
@@ -361,7 +364,8 @@ def print_grade(exam, seed):
                 os.environ["GRADE_QUESTION"] = os.path.join(work, "question")
                 flags += " -g -O1" if exam["program"] == "exam_mini" else " -g -O0"  # mini.c runs a whole model
             steps = grade(exam, files, Here(kit, work, flags), seed, log)
-    if isinstance(steps, str):
+    failed = isinstance(steps, str)
+    if failed:
         print("  %s. The compiler says:" % steps)
         with open(log, errors="replace") as said:
             print("".join("    " + line for line in said.readlines()[:20]), end="")
@@ -375,7 +379,7 @@ def print_grade(exam, seed):
             print("".join("    found: %s\n" % s for s in said), end="")
             if os.environ.get("GRADE_SHOW") and said:
                 print_printed(log, *printed)
-    if files and os.path.getsize(log):
+    if files and not failed and os.path.getsize(log):
         print("what your code printed is in %s" % log)
     print("%d of %d points%s" % (points, most, "; " + following if following else ""))
     return points == most

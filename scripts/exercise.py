@@ -102,7 +102,7 @@ def reword_section(text, exercises, number, variant, found=None):
     end = text.index("\n## ", begin + 1)
     title = variants(exercises[number])[variant]["rest"].partition(" ")[2]
     section = re.sub(r"\s\*\*Suite:\*\* `\w+`\.", "", reword(text[begin:end], exercises[number], variant, found))
-    said = "**Variant %d.** %s. Suites of this tree test another one.\n" % (variant, title[0].upper() + title[1:])
+    said = "**Variant %d.** %s. `make grade` tests this rule; the suites of `make test` test another one.\n" % (variant, title[0].upper() + title[1:])
     return text[:begin] + section.replace("**Contract.**", said + "**Contract.**", 1) + text[end:]
 
 
@@ -499,7 +499,7 @@ def start(*words):
         numbers, before = weeks.get(int(which[1]), []), [n for w in weeks if w < int(which[1]) for n in weeks[w]]
     elif len(which) == 1 and which[0].isdigit() and int(which[0]) in exercises:
         numbers = [int(which[0])]
-    if not numbers or os.path.exists(dir) or (variant or 0) > highest_variant(exercises):
+    if not numbers or dir.startswith("-") or os.path.exists(dir) or (variant or 0) > highest_variant(exercises):
         sys.exit("exercise.sh [--variant V] N DIR: N is 1 to %d, `all`, or `week 1` to `week %d`, V is 0 to %d, and DIR a directory that is "
                  "not there yet" % (len(exercises), len(weeks), highest_variant(exercises)))
     write_starter(dir, tracked(), exercises, numbers, before, variant or 0)
@@ -749,7 +749,7 @@ def course(kernels=True):
 
 if __name__ == "__main__":
     command, *arguments = sys.argv[1:] or [""]
-    if command == "start" and len(arguments) > 1:
+    if command == "start":
         start(*arguments)
     elif command == "kit":
         table = read_table(TABLE)

@@ -20,6 +20,7 @@ import concurrent.futures
 import csv
 import os
 import queue
+import re
 import secrets
 import shlex
 import shutil
@@ -158,7 +159,7 @@ def is_closed(original, exercises):
 def cell(text):
     """A text that no spreadsheet takes for a formula, of one line."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
-    return "'" + text if text[:1] in "=+-@" else text
+    return "'" + text if text.startswith(("=", "+", "-", "@")) else text
 
 
 def students_of(root):
@@ -174,6 +175,14 @@ def students_of(root):
     return {s: known.get(s, 0) for s in students}
 
 
+def other_variant(files, spec):
+    """A note if a file was given out for another variant than the one that it is graded by; its author can write what they want there, so
+    this decides nothing."""
+    said = {int(v) for text in files.values() for v in re.findall(r"Exercise %d, variant (\d+): write this" % spec["exercise"], text)}
+    own = min(said - {spec["variant"]}, default=None)
+    return "" if own is None else "its file was given out as variant %d, and it is graded as variant %d" % (own, spec["variant"])
+
+
 def grade(place, spec, root, student, seed, log):
     """(points of each step, a note) of what a student has handed in for an exercise."""
     none = [0] * len(spec["steps"])
@@ -184,6 +193,7 @@ def grade(place, spec, root, student, seed, log):
     steps = exam.grade(spec, files, place, seed, log)
     if isinstance(steps, str):
         return none, steps
+    note = "; ".join(filter(None, [note, other_variant(files, spec)]))
     wrong = ["%s: %s" % (test, (said or ["?"])[0]) for (worth, test, _), (points, said, _) in zip(spec["steps"], steps) if points < worth]
     return [points for points, _, _ in steps], "; ".join([note] * bool(note) + wrong[:1])
 
@@ -273,6 +283,11 @@ if __name__ == "__main__":
         sys.exit(not hostile.hostile())
     work = report_alike if arguments[:1] == ["--alike"] else grade_all
     root, *words = arguments[work == report_alike:] or [""]
-    if not os.path.isdir(root) or not all(a.isdigit() for a in words):
+    if not root:
         sys.exit(__doc__)
+    if not os.path.isdir(root):
+        sys.exit("grade_all.sh SUBMISSIONS [N...]: there is no directory %s" % root)
+    for a in words:
+        if not a.isdigit():
+            sys.exit("grade_all.sh SUBMISSIONS [N...]: %s is no number of an exercise" % a)
     work(root, [int(a) for a in words], sys.stdout)

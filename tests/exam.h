@@ -109,13 +109,13 @@ typedef struct {
     uint64_t moved[CHANNELS][KINDS]; /* bytes, and flops of GPU and CPU */
 } SmallRun;
 
-// ---- 5, 6 and 14, when a run was wrong: what each square had -------------------------------------------------------
+// ---- 5, 6 and 14: what each square had ------------------------------------------------------------------------------
 //
-// The judge asks for this to name the first square that differs from its own; it gives no points for it. Rows are in the
-// order of the batch.
+// When a run was wrong, the judge asks for this to name the first square that differs from its own; it gives no points for
+// that. When a run of 5 was right, it looks for data that were loaded too late. Rows are in the order of the batch.
 
 enum { LONGEST = 16, MOST_ROWS_X = PROMPTS * LONGEST, MOST_SEEN = LONGEST + RUN_TOKENS };
-enum { MOST_SWEEPS = 3 * RUN_TOKENS, MOST_COLUMNS = 7, MOST_K = 3 };
+enum { MOST_SWEEPS = 3 * RUN_TOKENS, MOST_COLUMNS = 7, MOST_K = 3, LOADED_KINDS = 3 };
 /* A row as two numbers: the sum of its numbers, and of their absolute values. */
 typedef struct {
     float sum, size;
@@ -130,9 +130,14 @@ typedef struct {
     Row x[2][MOST_ROWS_X]; /* x as it arrived [0] and as it left [1] */
     Attended by[2];        /* the GPU [0], the CPU [1] */
     int prompt[PROMPTS];   /* of the head: whose tokens were chosen */
+    int computed; /* the sweep has asked for the computation of so many squares, this one included; 0: not of this one */
+    /* When it asked for this square's weights, cache and activations, the next to be computed was square number ...; 0:
+     * never. */
+    int loaded[LOADED_KINDS];
 } SquareSeen;
 /* The squares of all sweeps: sweep i of block b is number b RUN_TOKENS + i. */
 typedef struct {
+    int computed; /* the squares for whose computation the sweep has asked */
     SquareSeen at[MOST_SWEEPS][MOST_COLUMNS][MOST_K];
 } Squares;
 typedef struct {

@@ -1,6 +1,7 @@
 /* squares.c: see squares.h. The linker is told to call __wrap_host_run where the host device calls host_run (--wrap), so
  * that each op is seen as it is carried out, with its views at addresses, while nobody else may write to them. The ops of a
- * lane come in their order, and of two lanes none writes to the same field. */
+ * lane come in their order, and of two lanes none writes to the same field. In the same way __wrap_post sees all ops in the
+ * order in which the sweep posts them. */
 #include "squares.h"
 
 #include "tests.h"
@@ -9,6 +10,8 @@ Squares *squares_seen;
 
 void __real_host_run(const Op *op);
 void __wrap_host_run(const Op *op);
+Event __real_post(Poster *poster, Op op);
+Event __wrap_post(Poster *poster, Op op);
 
 Row row_of(const float *x, int n) {
     Row row = {0, 0};
@@ -80,10 +83,28 @@ static void note_before(SquareSeen *s, const Op *op) {
         s->prompt[r] = ((int32_t *)op->pick.prompt.at)[r];
 }
 
-void __wrap_host_run(const Op *op) {
+/* Notes when the sweep asks for a square's computation, and when for its data. */
+static void note_order(SquareSeen *s, const Op *op) {
+    _Static_assert((int)OTHER == LOADED_KINDS, "the kinds before OTHER are loaded");
+    if (op->lane == PROJECT && op->kind == OTHER && !s->computed) s->computed = ++squares_seen->computed;
+    if ((op->lane == W_LOAD || op->lane == C_LOAD) && op->kind < OTHER) s->loaded[op->kind] = squares_seen->computed + 1;
+}
+
+/* Returns the square that an op belongs to, or NULL if nothing is to be noted. */
+static SquareSeen *square_of(const Op *op) {
     const bool in_grid = squares_seen && op->i >= 0 && op->i < MOST_SWEEPS && op->j >= 0 && op->j < MOST_COLUMNS &&
                          op->k >= 0 && op->k < MOST_K;
-    SquareSeen *s = in_grid ? &squares_seen->at[op->i][op->j][op->k] : NULL;
+    return in_grid ? &squares_seen->at[op->i][op->j][op->k] : NULL;
+}
+
+Event __wrap_post(Poster *poster, Op op) {
+    SquareSeen *s = square_of(&op);
+    if (s) note_order(s, &op);
+    return __real_post(poster, op);
+}
+
+void __wrap_host_run(const Op *op) {
+    SquareSeen *s = square_of(op);
     if (s) note_before(s, op);
     __real_host_run(op);
     /* the last product of a layer is the one from h2 to h1 */

@@ -36,7 +36,7 @@ $(patsubst %,$(BUILD)/tests/%.o,test_host test_cuda test_events test_pipeline fi
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
 	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
 $(BUILD)/test_grade: $(BUILD)/tests/answers.o $(BUILD)/tests/squares.o
-$(BUILD)/test_grade $(BUILD)/exam_engine: LIBS += -Wl,--wrap=host_run
+$(BUILD)/test_grade $(BUILD)/exam_engine: LIBS += -Wl,--wrap=host_run,--wrap=post
 # The exams that it asks, which are programs of their own (tests/exam.c), here with the code that is there.
 EXAMS := $(patsubst %,$(BUILD)/%,exam_engine exam_lp exam_mini $(if $(EMULATION),emulated/exam_kernels emulated/exam_tiles))
 $(BUILD)/exam_engine: $(patsubst %,$(BUILD)/tests/%.o,exam exam_engine squares lessons fixture) $(LIB)

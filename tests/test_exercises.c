@@ -93,6 +93,8 @@ TEST(what_a_student_hands_in_is_found_wherever_it_lies) {
                "os.makedirs(dir + '/links/branches')\n"
                "os.symlink(os.path.abspath(L), dir + '/links/' + L)\n"
                "same(exam.handed_in(dir + '/links', spec[3])[0], None)\n"
+               "os.makedirs(dir + '/folder/' + L)\n"
+               "same(exam.handed_in(dir + '/folder', spec[3], True), (None, 'nothing found: there is no ' + L))\n"
                "given = found(5, files={'schedule.c': original['schedule.c']})[0]['schedule.c']\n"
                "same('attend_on_cpu' in exam.bodies_in(given, ['attend_on_cpu']) and 'given_attend_on_cpu(run)' in given, "
                "True)\n"),
@@ -129,7 +131,11 @@ TEST(a_student_has_the_variant_that_was_given_out) {
                "exercise.note_variant(dir + '/in/ben', 4)\n"
                "try: said = grade_all.students_of(dir + '/in')\n"
                "except SystemExit as e: said = str(e)\n"
-               "same(said, dir + '/in/variants.csv: variants are 0 to 3')\n"),
+               "same(said, dir + '/in/variants.csv: variants are 0 to 3')\n"
+               "files = {'admission.c': tree['admission.c']}\n"
+               "same([grade_all.other_variant(files, kit(4, v)) for v in (1, 0, 2)], ['', *(\n"
+               "    'its file was given out as variant 1, and it is graded as variant %d' % v for v in (0, 2))])\n"
+               "same(grade_all.other_variant({'policy.c': tree['policy.c']}, kit(7, 1)), '')\n"),
         0);
 }
 
@@ -175,6 +181,35 @@ TEST(what_is_alike_beyond_renaming_is_found) {
                "same([re.sub(r'%,\\d+,', '%,N,', line) for line in lines if 'anna,ben' in line], ['1,100%,N,anna,ben'])\n"
                "same(said.stderr, 'exercise 3: too short to tell: (the repository)\\n')\n"),
         0);
+}
+
+/* What is wrong in a command is said in a line, and nothing is made. */
+TEST(a_command_that_lacks_something_says_so) {
+    CU_ASSERT_EQUAL(
+        python(
+            "import subprocess\n"
+            "def said(*words):\n"
+            "    run = subprocess.run(words, capture_output=True, text=True)\n"
+            "    return run.returncode, run.stdout + run.stderr\n"
+            "for words in ([], ['4'], ['4', '--variant'], ['4', '--variant', '2'], ['99', dir + '/t'], ['week', dir + "
+            "'/t']):\n"
+            "    same((words, said('scripts/exercise.sh', *words)[0], said('scripts/exercise.sh', *words)[1].startswith(\n"
+            "        'exercise.sh [--variant V] N DIR: N is 1 to ')), (words, 1, True))\n"
+            "same([name for name in ('4', '2', '--variant') if os.path.exists(name)], [])\n"
+            "same(said('scripts/grade_all.sh', dir + '/none', '5'), (1, 'grade_all.sh SUBMISSIONS [N...]: there is no "
+            "directory %s/none\\n' % dir))\n"
+            "same(said('scripts/grade_all.sh', dir, 'five'), (1, 'grade_all.sh SUBMISSIONS [N...]: five is no number of "
+            "an exercise\\n'))\n"),
+        0);
+}
+
+/* A spreadsheet takes no cell for a formula, and nothing is added to others. */
+TEST(cells_of_the_table_of_grades_are_no_formulas) {
+    CU_ASSERT_EQUAL(python("from grade_all import cell\n"
+                           "same([cell(text) for text in ('', 'a=b', 10)], ['', 'a=b', '10'])\n"
+                           "same([cell(text) for text in ('=1', '+1', '-1', '@a', '\\t=1')], [\"'=1\", \"'+1\", \"'-1\", "
+                           "\"'@a\", '?=1'])\n"),
+                    0);
 }
 
 /* Functions are found in any style, in time that grows with the text. */

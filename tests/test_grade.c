@@ -5,9 +5,11 @@
  * answer.
  *
  * So an exam cannot say how good it is. Where a run of 5, 6 or 14 is wrong, the judge asks for what each square had, and
- * names the first that differs from its own (squares.c); that decides nothing. Of 16 and 19 the judge computes the cost, of
- * 5, 6 and 14 also what must have moved, so that a plain forward is no sweep. What steps give, what they expect in words,
- * and the wrong solutions with the points that they get are in scripts/exercises.txt.
+ * names the first that differs from its own (squares.c); that decides nothing. Where a run of 5 is right, it asks when data
+ * were loaded, and what comes too late loses points. A program could lie about this, but to write the sweep is less work.
+ * Of 16 and 19 the judge computes the cost, of 5, 6 and 14 also what must have moved, so that a plain forward is no sweep.
+ * What steps give, what they expect in words, and the wrong solutions with the points that they get are in
+ * scripts/exercises.txt.
  *
  * 4, 8, 9 and 10 have variants, whose rules differ (`variant`): so that one student's solution is not another's. */
 
@@ -322,6 +324,11 @@ static void in_placement(void) {
 
 // ---- the first square that is wrong
 
+static void name_square(char *name, size_t size, int i, int j, int k, int l) {
+    snprintf(name, size, "token i = %d of block %d, layer j = %d%s, batch k = %d", i % RUN_TOKENS, i / RUN_TOKENS, j,
+             j == l ? " (the head)" : "", k);
+}
+
 /* Says of a square of the right run what differs in the other: NAME of the row of some token of prompt p. Returns true if
  * the row is the same, but for what F16 rounds. */
 static bool same_row(const Row *found, const Row *right, const char *square, const char *name, int token, int p,
@@ -387,8 +394,7 @@ static bool same_squares(const Squares *found, const Squares *right, int l, bool
                 const bool arrives = !loads || j == l || (j && right->at[i][0][1].left);
                 char square[120];
                 if (!r->arrived) continue;
-                snprintf(square, sizeof square, "token i = %d of block %d, layer j = %d%s, batch k = %d", i % RUN_TOKENS,
-                         i / RUN_TOKENS, j, j == l ? " (the head)" : "", k);
+                name_square(square, sizeof square, i, j, k, l);
                 if (j < l ? !f->left && !f->by[0].n && !f->by[1].n : !f->arrived)
                     return wrong("first wrong square: %s: it was never computed", square), false;
                 if ((arrives && !same_x(f, r, false, by, prompt, square)) ||
@@ -402,20 +408,47 @@ static bool same_squares(const Squares *found, const Squares *right, int l, bool
 
 // ---- 5 and 6
 
-/* Says where the run went wrong. Returns false if all of its squares are right. */
-static bool in_square(Task *task, Checkpoint *model) {
+/* Says the first square whose data were loaded later than in the right run, so that nothing was computed beside them.
+ * Returns true if there is none. */
+static bool loads_in_time(const Squares *found, const Squares *right, int l) {
+    static const char *const kinds[LOADED_KINDS] = {"weights were", "cache was", "activations were"};
+    for (int i = 0; i < MOST_SWEEPS; i++)
+        for (int j = 0; j <= l; j++)
+            for (int k = 0; k < MOST_K; k++)
+                for (int kind = 0; kind < LOADED_KINDS; kind++) {
+                    const int f = found->at[i][j][k].loaded[kind], r = right->at[i][j][k].loaded[kind];
+                    char square[120];
+                    if (!r || (f && f <= r)) continue;
+                    name_square(square, sizeof square, i, j, k, l);
+                    if (!f) return wrong("first wrong square: %s: its %s not loaded", square, kinds[kind]), false;
+                    return wrong(
+                               "first wrong square: %s: the numbers are right, but its %s loaded too late: after the "
+                               "computation of %d squares of this run; expected: after %d",
+                               square, kinds[kind], f - 1, r - 1),
+                           false;
+                }
+    return true;
+}
+
+/* Has it run once more, and runs it here. Says where it went wrong, and of a run that was right what was loaded
+ * too late. Returns false if nothing was said. */
+static bool in_square(Task *task, Checkpoint *model, bool was_right) {
     static RunSeen theirs;
     static Squares ours;
     Rig r = run_rig(&gen.run, model, task, NULL);
     memset(&theirs, 0, sizeof theirs), memset(&ours, 0, sizeof ours);
     theirs.run = gen.run;
-    if (!ask_more(ASK_SEEN, &theirs)) return false;
+    in_placement();
+    if (!ask_more(ASK_SEEN, &theirs)) {
+        if (was_right) wrong("the same run did not end a second time");
+        return was_right;
+    }
     squares_seen = &ours;
     ASSERT_OK(rig_run(&r));
     squares_seen = NULL;
     rig_close(&r);
-    in_placement();
-    return !same_squares(&theirs.squares, &ours, model->config.l, false);
+    return was_right ? !loads_in_time(&theirs.squares, &ours, model->config.l)
+                     : !same_squares(&theirs.squares, &ours, model->config.l, false);
 }
 
 /* Returns whether all prompts have their tokens, with logits that are those of the plain forward of what has been said so
@@ -453,7 +486,8 @@ static void check_run(void) {
     Task task = run_task(&gen.run), plain = run_task(&gen.run);
     Rig here = run_rig(&gen.run, model, &task, NULL);
     const bool right = right_logits(&plain, model, false);
-    if (!right && !in_square(&task, model)) right_logits(&plain, model, true);
+    const bool said = (!right || step == 2 || step == 3) && in_square(&task, model, right);
+    if (!right && !said) right_logits(&plain, model, true);
     in_placement();
     near_to(gen.ended, PROMPTS, 0, "prompts that got their tokens");
     ASSERT_OK(rig_run(&here));
@@ -839,7 +873,7 @@ static void check_pack(void) {
         bool finite = true;
         for (int i = 0; i < n; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]), finite &= isfinite(x[i]) != 0;
         const Codes codes = finite ? codes_of(low, high, levels) : (Codes){0};
-        in_case("%d bits, a group of %d from %g to %g, %d apart", packed.bits, n, low, high, packed.stride);
+        in_case("%d bits, a group of %d from %g to %g, stride %d", packed.bits, n, low, high, packed.stride);
         for (int i = 0; i < n; i++) {
             const double exact = codes.width ? (x[i] - codes.base) / codes.width : 0, code = floor(exact);
             const bool half = fabs(exact - code - .5) < 1e-3;
