@@ -1296,6 +1296,11 @@ TEST(a_copy_with_the_head_writes_what_compress_head_does) {
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
     CU_ASSERT(shows(from.err, "packed with the head") && !strstr(plain.err, "the head"));
     CU_ASSERT(shows(disk.err, "embeddings (checkpoint) ... 0.56"));
+#define TOO_SMALL LAPTOP AT_THE_PARK "--percent 0 100 0 100 0 100 --gpu-mem 1.2M --cpu-mem 1M "
+    assert_ends(flexgen("generate" TINY TOO_SMALL "--compress-weight"), EXIT_USAGE,
+                "embeddings with ... MiB: give --compress-weight and --compress-head, or use a smaller model, or raise");
+    assert_ends(flexgen("generate --model @head" TOO_SMALL), EXIT_USAGE,
+                "embeddings with ... MiB: use a smaller model, or raise");
     assert_figures(FIGURES(COUNTED_HEAD "--compress-weight --compress-head"), "compress_weight=true compress_head=true");
     CU_ASSERT(!json_get(FIGURES(COUNTED_HEAD "--compress-weight"), "compress_head"));
 }
