@@ -245,12 +245,11 @@ static cJSON *job_head(const TaskRun *run, const Job *job) {
     for (int i = 0; i < o->stop.n; i++)
         cJSON_AddItemToArray(stop, cJSON_CreateString(o->stop.text[i]));
     cJSON_AddBoolToObject(head, "--format openai", o->format && !strcmp(o->format, "openai"));
-    ADD(head,
-        {p->head_packed ? "bits of weights and head" : "bits of weights",
-         p->weight_packed ? 4 : p->weight_study.bits},
+    ADD(head, {"bits of weights", p->weight_packed ? 4 : p->weight_study.bits},
         {"group of weights", p->weight_packed ? GROUP : p->weight_study.group},
         {"bits of the cache", p->cache_packed ? 4 : p->cache_study.bits},
         {"group of the cache", p->cache_packed ? GROUP : p->cache_study.group},
+        {"bits of the head", p->head_packed ? 4 : 0},
         {"--attn-sparsity", is_sparse(p) ? p->sparsity : 1});
     return head;
 }

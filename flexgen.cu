@@ -55,8 +55,8 @@ __device__ Half8 load8(const half *p, int n, bool wide) {
     return bits;
 }
 
-/* Writes eight halfs to p, which is 16-byte aligned, by one instruction. Of `*p = bits` the
- * compiler often makes four, of 4 bytes each. */
+/* Writes eight halfs to p, in memory and 16-byte aligned, by one instruction, which cannot write to
+ * shared memory. Of `*p = bits` the compiler often makes four, of 4 bytes each. */
 __device__ void store_wide(half *p, Half8 bits) { __stwb((Half8 *)p, bits); }
 
 /* Writes the first n of eight halfs to p; wide as above. */
@@ -625,9 +625,9 @@ static int blas_linear(CudaGpu *g, const Op *op, cudaStream_t stream, Error *err
 //
 // A thread's part of such a w is, in four columns, outputs `quad` and quad + 8 of the 16. Word
 // `quad` of a group's codes has 8 outputs of one column: it is the thread's part of four such w at
-// once, which together are all outputs of a group. A sum has no order, so which columns meet in an
-// instruction is free: a thread takes columns 8 in_quad .. + 7 of a portion, four at a time. Its
-// halfs of x are one load then, and the words of codes of a warp lie in different banks.
+// once, which together are all outputs of a group. Any columns may meet in an instruction, if w
+// and x have them in the same places: a thread takes columns 8 in_quad .. + 7 of a portion, four at
+// a time. Then its halfs of x are one load, and a warp's words of codes lie in different banks.
 //
 // A block has four rows of groups and two warps for each. The columns are dealt out, PORTION at a
 // time, to the two warps and, where there are few outputs, to several blocks. Only n, k and the GPU

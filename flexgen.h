@@ -273,7 +273,8 @@ typedef struct {
 enum { PIECE_ROWS = 1024, LEAST_WORKSPACES = 2, WORKSPACES = 3 };
 /* A GPU is faster with more rows in a piece, up to about this many (see fit_pieces). */
 enum { LARGE_PIECE_ROWS = 4096 };
-/* With at most this many rows a GPU uses packed weights directly; with more, it unpacks them. */
+/* With at most this many rows a GPU uses packed weights directly; with more, it unpacks them. A
+ * packed head is never unpacked: it is read again for every so many rows. */
 enum { PACKED_ROWS = 64 };
 /* Returns the number of KV pages that `tokens` tokens need. */
 static inline int pages_for(int tokens, int page_tokens) { return ceil_div(tokens, page_tokens); }

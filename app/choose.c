@@ -243,7 +243,8 @@ static Type act_type(const TaskRun *run) {
 // The policy
 // -------------------------------------------------------------------------------------------------
 
-/* Returns true if by the head of its journal (job_head) the run before packed weights or cache. */
+/* Returns true if by its journal's first line (job_head) the run before packed what `bits` names.
+ */
 static bool was_packed(const cJSON *head, const char *bits) {
     size_t b;
     return json_whole(json_get(head, bits), &b) && b == 4;
@@ -257,13 +258,14 @@ int settle_compression(TaskRun *run, Error *err) {
     const cJSON *before = completions_head(run->completions);
     bool kept = before && o->allow_compression;
     bool weight = o->compress_weight || (kept && was_packed(before, "bits of weights")),
-         cache = o->compress_cache || (kept && was_packed(before, "bits of the cache"));
+         cache = o->compress_cache || (kept && was_packed(before, "bits of the cache")),
+         head = o->compress_head || (kept && was_packed(before, "bits of the head"));
     Policy *p = &run->given;
     run->may_pack = o->allow_compression && !kept;
     p->weight_study = weight ? asked : none;
     p->cache_study = cache ? asked : none;
     p->weight_packed = c->packed || (weight && !asked.bits);
-    p->head_packed = run->whole->global[TOK_EMBED].type == U8 || o->compress_head;
+    p->head_packed = run->whole->global[TOK_EMBED].type == U8 || head;
     p->cache_packed = cache && !asked.bits;
     if (is_sparse(p))
         p->delegated = true;

@@ -41,6 +41,15 @@ static const char *smaller_block(const Policy *p) {
                                   : "use a smaller model, or shorten prompts or outputs";
 }
 
+/* Returns the advice on a region: NULL if smaller_block is all there is. */
+static const char *remedy_of(RegionId id, const Plan *p) {
+    const Policy *policy = &p->policy;
+    bool packs = !policy->head_packed && !policy->weight_study.bits && p->config.embed % GROUP == 0;
+    return id == EMBEDDINGS && packs
+               ? "give --compress-weight and --compress-head, or use a smaller model"
+               : remedies[id];
+}
+
 /* Prints both numbers in MiB with one decimal, or with as many as it takes to tell them apart. */
 static void print_apart(char needs[32], char has[32], Bytes need, Bytes have) {
     for (int digits = 1; digits == 1 || !strcmp(needs, has); digits++) {
@@ -60,10 +69,10 @@ int check_fits(const Plan *p, const Bytes capacity[NTIERS], bool placed, Error *
             if (p->region[id][t].bytes > p->region[worst][t].bytes)
                 worst = id;
         const Region *part = &p->region[worst][t];
-        bool block_only = !placed || !remedies[worst] || (worst == KV_STAGING && t == TIER_CPU);
+        const char *advice = remedy_of(worst, p);
+        bool block_only = !placed || !advice || (worst == KV_STAGING && t == TIER_CPU);
         print_apart(needs, has, p->total[t], capacity[t]);
-        snprintf(remedy, sizeof remedy, block_only ? "%s" : remedies[worst],
-                 smaller_block(&p->policy));
+        snprintf(remedy, sizeof remedy, block_only ? "%s" : advice, smaller_block(&p->policy));
         return fail(err, EXIT_USAGE,
                     "the %s tier needs %s MiB and has %s MiB; its largest part is %s with %.1f "
                     "MiB: %s, or raise %s",

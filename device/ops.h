@@ -199,8 +199,8 @@ struct Op {
  * whatever the other rows, the number of threads, the page size or the number of sequences. */
 Op op_copy(Call call, const Move *moves, int n);
 /* Computes y[r] = table[idx[r]], or y[r] += if add. y (rows, cols); table (any, cols) F16, on the
- * host device or in the checkpoint also BF16 or F32, or packed, U8, of which it unpacks these rows;
- * idx (1, rows), absent: row r of the table. */
+ * host device or in the checkpoint also BF16 or F32, or packed, U8, of which it unpacks these rows
+ * (on a GPU not with add); idx (1, rows), which may be absent on the sim. */
 Op op_embed(Call call, Tensor y, Tensor table, Tensor idx, bool add);
 /* Computes y[r] = (x[r] - mean) / sqrt(var + 1e-5) * w + b; y may be x. x, y (rows, cols) dense; w,
  * b (1, cols). */

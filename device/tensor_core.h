@@ -86,8 +86,8 @@ static __device__ void close_copies() {
 #endif
 }
 
-/* Waits for all sets of copies but the OPEN latest. On sm_75 it waits for these copies, which must
- * be all that are on their way; those that are all zero were never begun. */
+/* Waits for all sets of copies but the OPEN latest. On sm_75 it writes these copies into shared
+ * memory, which must be all that are on their way; those that were never begun go NOWHERE. */
 template <int OPEN, int N>
 static __device__ void wait_for_copies(const Copy (&copies)[N]) {
 #if __CUDA_ARCH__ >= 800

@@ -669,7 +669,7 @@ static int take_entry(const Part *part, const Entry *e, int rows, int cols, bool
                       e->name, e->dtype,
                       packed ? "U8, as __metadata__ says it is packed"
                              : "F16, BF16 or F32: save the model in one of these (U8 is for packed "
-                               "matrices of layers, in a file whose __metadata__ says how)");
+                               "matrices, in a file whose __metadata__ says how)");
     else if (strcmp(shape, expected))
         status =
             fail(err, EXIT_FAILED, "%s: tensor %.200s: shape is %.60s; config.json asks for %s%s",
@@ -710,7 +710,7 @@ static int take_part(const Opening *o, int t, Error *err) {
                     "%.200s: is the download complete, and of this model?",
                     c->files[0].path, name, c->nfiles > 1 ? ", as in the other shards" : "",
                     nearest_name(o, name));
-    /* a packed copy has its tables packed or not, as their type says */
+    /* in a packed copy the type of a table says if it is packed, too */
     bool packed = c->packed && (part.matrix || (part.table && !strcmp(e->dtype, "U8")));
     if (packed && part.matrix && rows % GROUP)
         return fail(err, EXIT_FAILED,
@@ -753,6 +753,11 @@ static int take_head(const Opening *o, Error *err) {
         return 0;
     if (take_part(o, LM_HEAD, err))
         return -1;
+    bool packed = head->type == U8;
+    if (packed != (c->global[TOK_EMBED].type == U8))
+        return fail(err, EXIT_FAILED, "%s: %s is packed, and %s is not: pack the model again",
+                    c->files[head->file - 1].path, global_names[packed ? LM_HEAD : TOK_EMBED],
+                    global_names[packed ? TOK_EMBED : LM_HEAD]);
     if (!o->tied)
         return 0;
     if (same_numbers(&same, c, &c->global[TOK_EMBED], head, err))

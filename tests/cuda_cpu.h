@@ -1,7 +1,8 @@
 /* cuda_cpu.h: the CUDA runtime and cuBLASLt on the CPU, to test flexgen.cu where there is no GPU.
  *
  *   sed -E -f tests/cuda2cpp.sed flexgen.cu > x.cpp
- *   g++ -std=c++17 -I. -isystem /usr/local/cuda/include -include tests/cuda_cpu.h -c x.cpp
+ *   g++ -std=c++17 -I. -isystem /usr/local/cuda/include -include tests/cuda_cpu.h -c x.cpp    # the code for sm_80;
+ *                                                                    with -D__CUDA_ARCH__=750 that for sm_75
  *
  * Types and prototypes are the toolkit's. Their bodies are here, in place of its libraries, so one file of a program may
  * include this. A CUDA thread is a fiber; the fibers of a block share an OS thread and take turns. __shared__ is a static
@@ -478,8 +479,25 @@ CUDA_CPU_UNSEEN void multiply_add(float d[4], const unsigned a[4], const unsigne
     blk.cur->a = (const uint16_t *)a, blk.cur->b = (const uint16_t *)b, blk.cur->d = d;
     join_warp(multiply_fragments, line);
 }
-/* A copy on its way. It has nothing here: the emulation is of sm_80 and later. */
-struct Copy {};
+#ifdef __CUDA_ARCH__ /* as on sm_75: a copy on its way has been read, and wait_for_copies writes it if it is given */
+struct Copy {
+    uint64_t bits[2];
+    void *to = nullptr; /* it was never begun */
+};
+inline Copy copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
+    const uint64_t *bits = (const uint64_t *)from;
+    check_aligned(to, line), check_aligned(from, line);
+    write16(to, ~0ull, ~0ull);
+    return {{there ? bits[0] : 0, there ? bits[1] : 0}, to};
+}
+inline void close_copies() {}
+template <int OPEN, int N>
+void wait_for_copies(const Copy (&copies)[N]) {
+    for (const Copy &copy : copies)
+        if (copy.to) write16(copy.to, copy.bits[0], copy.bits[1]);
+}
+#else
+struct Copy {}; /* a copy on its way has nothing here */
 /* Writes NaN, since until the wait nothing certain is there. wait_for_copies writes what was asked for. */
 inline Copy copy_async(void *to, const void *from, bool there, int line = __builtin_LINE()) {
     Thread *me = blk.cur;
@@ -504,6 +522,7 @@ void wait_for_copies(const Copy (&)[N]) {
     }
     me->copies = left;
 }
+#endif
 }  // namespace cuda_cpu
 
 #define __syncthreads() cuda_cpu::sync_threads(__LINE__)
@@ -982,7 +1001,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
     known(kernel, false);
     memset(a, 0, sizeof *a);
     a->sharedSizeBytes = VARIABLES;
+#ifdef __CUDA_ARCH__
+    a->ptxVersion = __CUDA_ARCH__ / 10;
+#else
     a->ptxVersion = 80;
+#endif
     return cudaSuccess;
 }
 

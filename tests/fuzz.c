@@ -382,7 +382,7 @@ static Input header_of(const char *path) {
 }
 
 /* The small model is in one file and in two shards; names have no "model." in front. Another has matrices of whole groups,
- * and is packed. The journal has two records. */
+ * and is packed with its token table. The journal has two records. */
 static void make_files(void) {
     static const char *const dirs[] = {"config", "model", "shards", "whole", "vocab", "merges", "form", "added", "older"};
     const Model whole = {{"whole", 1, GROUP, GROUP, 1, 6, 3, GROUP, true, true, 2, {0}, 0, 0, 1}, F16, "", .number = NULL};
@@ -399,7 +399,7 @@ static void make_files(void) {
     small_header = header_of("model/model.safetensors");
     small_file = framed(small_header.bytes, small_header.len, SMALL_DATA);
     write_model(path_of("whole"), &whole);
-    CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, false, NULL, &err));
+    CHECK(!checkpoint_quantize(&stats, path_of("whole"), path_of("packed"), MOST, true, NULL, &err));
     packed_header = header_of("packed/model.safetensors");
     Journal *j = journal_open(path_of("made"), &err);
     cJSON *head = cJSON_Parse("{\"" JOURNAL_VERSION "\": 1, \"model\": \"x\"}");

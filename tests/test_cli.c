@@ -388,8 +388,9 @@ TEST(a_job_goes_on_only_as_it_began) {
         {"", "--attn-sparsity 0.5", 2, OTHER "--attn-sparsity is 1, and here it is 0.5"},
         {"--compress-weight --compress-cache ", "", 2, OTHER "bits of weights is 4, and here it is 0"},
         {NULL, "--compress-weight", 2, OTHER "bits of the cache is 4, and here it is 0"},
-        {NULL, "--compress-weight --compress-cache --compress-head", 2,
-         OTHER "bits of weights and head is missing, and here it is 4"},
+        {NULL, "--compress-weight --compress-cache --compress-head", 2, OTHER "bits of the head is 0, and here it is 4"},
+        {NULL, "--allow-compression", 0, ""},
+        {"--compress-weight --compress-head ", "--compress-weight", 2, OTHER "bits of the head is 4, and here it is 0"},
         {NULL, "--allow-compression", 0, ""},
         {"--prompts @batch ", "--prompts @batch --format openai", 2, OTHER "--format openai is false, and here it is true"},
         {"--prompts @batch --format openai ", "--prompts @batch", 2, OTHER "--format openai is true, and here it is false"},
@@ -542,6 +543,7 @@ TEST(a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said) {
     } edits[] = {{"\"bits of weights\":0", "\"bits of weights\":9", "--allow-compression", 2, OTHER "bits of weights is 9"},
                  {"\"bits of the cache\":0", "\"bits of the cache\":4", "--allow-compression", 2,
                   OTHER "group of the cache is 0, and here it is 64"},
+                 {",\"bits of the head\":0", "", "", 0, ""}, /* of a program that packed no head */
                  {now, now, "", 0, ""},
                  {now, "\"sums\":1", "", 0, "going on with another version of this program"},
                  {now, "\"others\":2", "", 0, "going on with another version of this program"}};
@@ -549,7 +551,7 @@ TEST(a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said) {
     const Result killed = stop_at(SOME_TOKENS, SIGKILL, "killed", SLOW_JOB);
     CU_ASSERT_EQUAL(killed.status, 1000 + SIGKILL);
     const char *output = text_of("killed"), *journal = text_of("killed.journal");
-    for (int i = 0; i < 5; i++) {
+    for (size_t i = 0; i < COUNT(edits); i++) {
         give("edited", output), give("edited.journal", journal);
         spoil(capture, "edited.journal", edits[i].find, edits[i].put);
         const Result r = flexgen(TEN_PROMPTS " --resume --output @edited %s", edits[i].flag);
@@ -1294,6 +1296,11 @@ TEST(a_copy_with_the_head_writes_what_compress_head_does) {
     CU_ASSERT_STRING_NOT_EQUAL(plain.out, same.out);
     CU_ASSERT(shows(from.err, "packed with the head") && !strstr(plain.err, "the head"));
     CU_ASSERT(shows(disk.err, "embeddings (checkpoint) ... 0.56"));
+#define TOO_SMALL LAPTOP AT_THE_PARK "--percent 0 100 0 100 0 100 --gpu-mem 1.2M --cpu-mem 1M "
+    assert_ends(flexgen("generate" TINY TOO_SMALL "--compress-weight"), EXIT_USAGE,
+                "embeddings with ... MiB: give --compress-weight and --compress-head, or use a smaller model, or raise");
+    assert_ends(flexgen("generate --model @head" TOO_SMALL), EXIT_USAGE,
+                "embeddings with ... MiB: use a smaller model, or raise");
     assert_figures(FIGURES(COUNTED_HEAD "--compress-weight --compress-head"), "compress_weight=true compress_head=true");
     CU_ASSERT(!json_get(FIGURES(COUNTED_HEAD "--compress-weight"), "compress_head"));
 }

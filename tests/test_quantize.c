@@ -537,7 +537,25 @@ static const Fault bad_copy[] = {
 
 static const Fault unpacked_shard[] = {{"flexgen-packed-1", "pt", "00002.safetensors: is not packed, "}};
 
+/* of 18 tokens and 64 columns, which take 2304 bytes as F16 and packed */
+#define AS_F16 ".weight\":{\"dtype\":\"F16\",\"shape\":[18,64]"
+#define AS_U8 ".weight\":{\"dtype\":\"U8\",\"shape\":[1,2304]"
+static const Fault half_packed[] = {
+    {"embed_tokens" AS_F16, "embed_tokens" AS_U8, "embed_tokens.weight is packed, and lm_head.weight is not: pack"},
+    {"lm_head" AS_F16, "lm_head" AS_U8, "lm_head.weight is packed, and model.decoder.embed_tokens.weight is not: pack"},
+};
+
 TEST(spoilt_copies_are_refused) {
     refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(model_dir(small), WHOLE), TENSORS, bad_copy, COUNT(bad_copy));
     refuses_each(checkpoint_opens, EXIT_FAILED, copy_of(PRE, 90000), "model-00002-of-00002.safetensors", unpacked_shard, 1);
+}
+
+TEST(one_table_is_not_packed_without_the_other) {
+    for (int tied = 0; tied < 2; tied++) { /* a head that differs from the table is one of its own all the same */
+        Model m = small;
+        m.config.vocab = 18, m.config.embed = 64;
+        const char *to = copy_of(model_dir(m), WHOLE);
+        if (!tied) spoil(to, "config.json", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+        refuses_each(checkpoint_opens, EXIT_FAILED, to, TENSORS, half_packed, COUNT(half_packed));
+    }
 }
