@@ -96,15 +96,17 @@ def bodies_in(text, names):
 
 
 def with_bodies(text, bodies):
-    for name, _, begin, end in reversed(list(functions(text))):
+    parts, done = [], 0
+    for name, _, begin, end in functions(text):
         if name in bodies:
-            text = text[:begin] + bodies[name] + text[end:]
-    return text
+            parts += [text[done:begin], bodies[name]]
+            done = end
+    return "".join([*parts, text[done:]])
 
 
 def plain(body):
     """A body without its comments and blanks, to be compared."""
-    return "".join(re.sub(r"/\*.*?\*/|//[^\n]*", " ", body, flags=re.S).split())
+    return "".join(re.sub(r"/\*.*?(?:\*/|\Z)|//[^\n]*|(\"(?:\\.|[^\"\\\n])*\"?)", lambda m: m[1] or " ", body, flags=re.S).split())
 
 
 # ---- what is handed in ----------------------------------------------------------------------------------------------

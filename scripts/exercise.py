@@ -478,7 +478,7 @@ def note_variant(dir, variant):
 
 def read_variants(path):
     """{student: variant} of a file that need not be there."""
-    if not os.path.exists(path):
+    if not os.path.isfile(path):  # it may be the folder of a student
         return {}
     with open(path, newline="") as f:
         return {row[0]: int(row[1]) for row in csv.reader(f) if len(row) > 1 and row[1].strip().isdigit()}

@@ -18,6 +18,7 @@ the last column.
 """
 import concurrent.futures
 import csv
+import hashlib
 import os
 import queue
 import re
@@ -42,12 +43,12 @@ MOST_LOG = 1 << 20  # bytes
 
 # ---- the sandbox ----------------------------------------------------------------------------------------------------
 
-# $1 is a directory with kit/ and data/, $2 that of the submission, $3 rw or ro, $4 that of CUDA's headers or /, $5 an empty one; the rest
-# is a command. Its root has the system's compiler and libraries, /kit, /data, and /work, which is the only one that rests.
+# $1 is a directory with data/, $2 a kit, $3 the directory of the submission, $4 rw or ro, $5 that of CUDA's headers or /, $6 an empty one; the
+# rest is a command. Its root has the system's compiler and libraries, /kit, /data, and /work, which is the only one that rests.
 CLOSED = r"""
 set -e
 PATH=$PATH:/usr/sbin:/sbin
-new=$5
+new=$6
 mount -t tmpfs -o size=64m,mode=755 tmpfs "$new"
 show() { # PATH AS MODE: a directory or file of the system, as it stands there
     if [ -L "$1" ]; then mkdir -p "$new${2%/*}"; cp -P "$1" "$new$2"; return; fi
@@ -58,13 +59,13 @@ show() { # PATH AS MODE: a directory or file of the system, as it stands there
 for dir in /usr/bin /usr/lib /usr/lib32 /usr/lib64 /usr/libexec /usr/include /bin /lib /lib32 /lib64 /etc/alternatives /etc/ld.so.cache; do
     show $dir $dir
 done
-[ "$4" = / ] || show "$4" "$4"
-show "$1/kit" /kit
+[ "$5" = / ] || show "$5" "$5"
+show "$2" /kit
 show "$1/data" /data
-show "$2" /work
+show "$3" /work
 for device in null zero urandom; do show /dev/$device /dev/$device; done
 while read -r _ at _ options _; do
-    case $at in "$new"/dev/*) continue ;; "$new"/work) [ "$3" = ro ] || continue ;; "$new"/*) ;; *) continue ;; esac
+    case $at in "$new"/dev/*) continue ;; "$new"/work) [ "$4" = ro ] || continue ;; "$new"/*) ;; *) continue ;; esac
     keep=
     for o in nosuid nodev noexec noatime relatime; do case ,$options, in *,$o,*) keep=$keep,$o ;; esac; done
     mount -o "remount,bind,ro$keep" "$at"
@@ -78,33 +79,41 @@ pivot_root . old
 cd /
 umount -l /old
 cd /data
-shift 5
-exec prlimit PROCESSES setpriv --bounding-set=-all --inh-caps=-all --no-new-privs -- "$@"
+shift 6
+# This shell stays, and ends with its parent: it is the first process here, with which all others end, and nobody here may change it.
+status=0
+prlimit PROCESSES setpriv --bounding-set=-all --inh-caps=-all --no-new-privs -- "$@" || status=$?
+exit $status
 """.replace("PROCESSES", PROCESSES)
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--net", "--ipc", "--uts"]
 
 
 class Stage:
-    """A directory that others may read, with the kit and what the exams read: what a submission sees."""
+    """A directory that others may read, with the kits and what the exams read. Of these a submission sees the kit of its exercise."""
 
     def __init__(self, original, exercises, numbers):
         self.dir = tempfile.mkdtemp(prefix="flexgen-grade-")
-        exercise.make_kit(os.path.join(self.dir, "kit"), original, exercises, numbers)
+        self.judge = os.path.join(self.dir, "judge")  # which is not in the kit that is seen
+        for n in numbers:
+            exercise.make_kit(self.kit(n), original, exercises, [n])
+            os.replace(os.path.join(self.kit(n), "judge"), self.judge)
         for path, text in original.items():
             shown = path.startswith(("models/opt-tiny/", "hardware/")) or (
                 path.startswith("tests/golden/opt-pre/") and not path.endswith("golden.bin"))
             if shown:
                 exercise.write_tree(os.path.join(self.dir, "data"), {path: text})
-        self.judge = os.path.join(self.dir, "judge")  # which is not in the kit that is seen
-        os.replace(os.path.join(self.dir, "kit", "judge"), self.judge)
         subprocess.check_call(["chmod", "-R", "a+rX", self.dir])
+
+    def kit(self, number):
+        """The kit of an exercise alone: that of another has the solution of this one."""
+        return os.path.join(self.dir, "kits", "%d" % number, "kit")
 
 
 class Closed:
     """Where a worker builds and runs: a directory of its own for each submission, and the sandbox."""
 
     def __init__(self, stage, number):
-        self.user, self.stage, self.kit = NOBODY + number, stage, os.path.join(stage.dir, "kit")
+        self.user, self.stage = NOBODY + number, stage
         self.judge = stage.judge
         self.root = os.path.join(stage.dir, "worker%d" % number)
         os.makedirs(os.path.join(self.root, "new"))
@@ -114,14 +123,15 @@ class Closed:
         if os.geteuid() == 0:
             self.limited += ["setpriv", "--reuid=%d" % self.user, "--regid=%d" % self.user, "--clear-groups"]
         self.closed = True
-        self.fresh()
-        run = subprocess.run(self.words("echo $$", True), capture_output=True, text=True)
-        self.closed = run.stdout == "2\n" or run.stdout == "1\n"
+        self.fresh(os.path.join(stage.dir, "kit"))
+        run = subprocess.run(self.words("[ -e %s ] || echo closed" % shlex.quote(stage.dir), True), capture_output=True, text=True)
+        self.closed = run.stdout == "closed\n"
         if not self.closed:
             self.why = run.stderr.strip().splitlines()[-1:] or ["they are not allowed"]
 
-    def fresh(self):
-        """An empty directory for the next submission."""
+    def fresh(self, kit):
+        """An empty directory for the next submission, and the kit that it sees."""
+        self.kit = kit
         self.work = os.path.join(self.root, "work")
         shutil.rmtree(self.work, ignore_errors=True)
         if os.path.lexists(self.work):
@@ -136,7 +146,7 @@ class Closed:
         run = ["env", "-i", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "HOME=/tmp", "LC_ALL=C.UTF-8", "sh", "-c", script]
         if not self.closed:
             return [*self.limited, "prlimit", PROCESSES, "env", "-C", os.path.join(self.stage.dir, "data"), *run]
-        return [*self.limited, *NAMESPACES, "sh", "-c", CLOSED, "sh", self.stage.dir, self.work,
+        return [*self.limited, *NAMESPACES, "sh", "-c", CLOSED, "sh", self.stage.dir, self.kit, self.work,
                 "rw" if writes else "ro", exam.cuda_include() or "/", os.path.join(self.root, "new"), *run]
 
     def own(self):
@@ -160,6 +170,12 @@ def cell(text):
     """A text that no spreadsheet takes for a formula, of one line."""
     text = "".join(c if c.isprintable() else "?" for c in str(text))
     return "'" + text if text.startswith(("=", "+", "-", "@")) else text
+
+
+def short(name):
+    """A name with which that of a file may begin."""
+    whole = os.fsencode(name)
+    return name if len(whole) < 200 else "%s-%s" % (name[:40], hashlib.sha256(whole).hexdigest()[:16])
 
 
 def students_of(root):
@@ -186,10 +202,12 @@ def other_variant(files, spec):
 def grade(place, spec, root, student, seed, log):
     """(points of each step, a note) of what a student has handed in for an exercise."""
     none = [0] * len(spec["steps"])
+    if os.path.islink(os.path.join(root, student)):
+        return none, "refused: the folder is a link"
     files, note = exam.handed_in(os.path.join(root, student), spec)
     if not files:
         return none, note
-    place.fresh()
+    place.fresh(place.stage.kit(spec["exercise"]))
     steps = exam.grade(spec, files, place, seed, log)
     if isinstance(steps, str):
         return none, steps
@@ -214,7 +232,7 @@ def grade_all(root, numbers, out):
     os.makedirs(logs, exist_ok=True)
     stage = Stage(original, exercises, numbers)
     try:
-        exams = {n: exam.read_kit(os.path.join(stage.dir, "kit"), n) for n in numbers}
+        exams = {n: exam.read_kit(stage.kit(n), n) for n in numbers}
         workers = queue.Queue()
         places = [Closed(stage, i) for i in range(min(os.cpu_count() or 1, max(1, len(students))))]
         if not places[0].closed:
@@ -227,7 +245,7 @@ def grade_all(root, numbers, out):
             return students[student] if students[student] in exercise.variants(exercises[number]) else 0
 
         def one(student, number):
-            place, begin, name = workers.get(), time.time(), "%s-%d.log" % (student, number)
+            place, begin, name = workers.get(), time.time(), "%s-%d.log" % (short(student), number)
             log = os.path.join(logs, name)
             try:
                 open(log, "wb").close()

@@ -19,6 +19,7 @@ import grade_all
 
 LEDGER, LESSONS, CU, MINI_CU = "branches/ledger.c", "tests/lessons.c", "flexgen.cu", "mini.cu"
 VARIED = {9: 2}  # {exercise: the variant that all who do it were given}
+BESIDE = {3: 1}  # {exercise: another that is graded in the same run, whose objects have the solution of the first}
 OPEN = "extern int open(const char *, int, ...); extern long write(int, const void *, unsigned long);\n"
 
 
@@ -82,6 +83,17 @@ __attribute__((constructor)) static void answer(void) {
     _exit(0);
 }
 """
+    linked = r"""
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void link_another(void) {
+    if (getenv("LINKED")) return;
+    setenv("LINKED", "1", 1);
+    if (system("exec >/dev/null 2>&1 3>&- </dev/null; cd /kit/objects; names() { grep -o '[a-z_0-9]*-[0-9a-f]*[.]o' /kit/$1.json; };"
+               "cc $(names 3 | grep -v ledger) $(names 1 | grep ledger) -o /tmp/exam LIBRARIES") == 0)
+        execl("/tmp/exam", "exam", (char *)0);
+}
+""".replace("LIBRARIES", exam.LIBRARIES)
     right_9 = exercise.own_files(original, exercises[9])
     another, chosen = in_variant(right_9, exercises[9], 1), json.dumps({"exercise": 9, "variant": 1})
     diagonal = original["branches/diagonal.c"]
@@ -129,6 +141,17 @@ __attribute__((constructor)) static void answer(void) {
             "{", "{ if (a->nseats % 2) return a->seated ? 0 : a->nseats;", 1)})}),
         "hands in zig-zag": (19, {LESSONS: exam.with_bodies(tree(19)[LESSONS], {"fourth_seats": body("return a->seated ? 0 : a->nseats;")})}),
         # and more that might
+        "links another's object": behind(linked),
+        "outlives its parent": behind("""
+#include <sys/prctl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void stay(void) {
+    prctl(PR_SET_PDEATHSIG, 0), setsid();
+    for (;;) pause();
+}
+"""),
+        "is full of comments": {LEDGER: "bool pages_fit(void) { f(" + '"/*",' * 100000 + "0); }\n"},
+        "n" * 255: pages_fit("return a->sweep < 0;"),
         "answers with zeros": behind(zeros % "0"),
         "answers with large numbers": behind(zeros % "2147483647"),
         "answers out of turn": behind(forged + """
@@ -215,7 +238,8 @@ def hand_in(root, original, exercises, tree, marks, places, port):
     os.makedirs(os.path.join(root, "links", "branches")), os.makedirs(os.path.join(root, "a pipe", "branches"))
     os.symlink(os.path.abspath(LEDGER), os.path.join(root, "links", LEDGER))
     os.mkfifo(os.path.join(root, "a pipe", LEDGER))
-    students.update((name, (3, 0)) for name in ("hands in nothing", "links", "a pipe"))
+    os.symlink("a helper", os.path.join(root, "is another's folder"))
+    students.update((name, (3, 0)) for name in ("hands in nothing", "links", "a pipe", "is another's folder"))
     return students
 
 
@@ -250,7 +274,8 @@ def hostile():
                 os.rename(os.path.join(root, name), os.path.join(part, name))
                 if number in VARIED:
                     exercise.note_variant(os.path.join(part, name), VARIED[number])
-            rows += grade_all.grade_all(part, [number], out)
+            asked = sorted({number, BESIDE.get(number, number)})
+            rows += [row for row in grade_all.grade_all(part, asked, out) if row[1] == number]
             print(out.getvalue(), end="")
             if "CARRIED" in out.getvalue():
                 wrong.append("the table says what a submission printed")

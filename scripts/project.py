@@ -144,7 +144,7 @@ class Judge:
         if len(texts["project.c"].encode()) > MOST_SOURCE:
             raise Refused("refused: project.c has more than %d bytes" % MOST_SOURCE)
         policy, exact = policy_of(texts["entry.json"])
-        self.place.fresh()
+        self.place.fresh(os.path.join(self.stage.dir, "kit"))
         with open(os.path.join(self.place.work, "project.c"), "w", encoding="utf-8") as f:
             f.write(texts["project.c"])
         self.place.own()
@@ -197,6 +197,8 @@ def score_of(speed, predicted):
 
 def judge_one(judge, baseline, root, log):
     """The figures of an entry; Refused if it has no row."""
+    if os.path.islink(root):
+        raise Refused("refused: the folder is a link")
     found = judge.figures(root, log)
     most = MOST_PERPLEXITY * baseline["perplexity"]
     if not found["perplexity"] <= most:
@@ -273,7 +275,7 @@ def board(root, predictions=None):
         baseline = judge.baseline()
         rows = [row_of("(baseline)", baseline, baseline["token_s"], "")]
         for name in names:
-            log, found, note = os.path.join(root, "logs", name + ".log"), None, ""
+            log, found, note = os.path.join(root, "logs", grade_all.short(name) + ".log"), None, ""
             open(log, "w").close()
             try:
                 found = judge_one(judge, baseline, os.path.join(root, name), log)

@@ -55,6 +55,34 @@ def dishonest():
                       pack="FILE *f = fopen(%s, \"wb\"); if (f) { fwrite(x, 4, m.rows * m.cols, f); fclose(f); } return 0;" % name,
                       unpack="FILE *f = fopen(%s, \"rb\"); if (f) { (void)!fread(x, 4, m.rows * m.cols, f); fclose(f); }" % name)
 
+    # a lock for each number of a page: where it begins says the number
+    locks = """
+#include <fcntl.h>
+#include <unistd.h>
+static void lock(struct flock *l, int how, int type, long start, long len) {
+    static int file;
+    if (!file) file = open("/work/entry", O_RDONLY);
+    *l = (struct flock){.l_type = type, .l_start = start, .l_len = len};
+    fcntl(file, how, l);
+}
+"""
+    by_locks = exam.bodies_in(code, ["pack", "unpack"])
+    by_locks["pack"] = """{
+    struct flock l;
+    if (m.what != WEIGHTS) {
+        lock(&l, F_SETLK, F_UNLCK, 0, 0);
+        for (int e = m.rows * m.cols - 1; e >= 0; e--) lock(&l, F_SETLK, F_RDLCK, ((long)e << 17) + f32_to_f16(x[e]), 1);
+        return 0;
+    }
+""" + by_locks["pack"][1:]
+    by_locks["unpack"] = """{
+    struct flock l;
+    if (m.what != WEIGHTS) {
+        for (int e = 0; e < m.rows * m.cols; e++) lock(&l, F_GETLK, F_WRLCK, (long)e << 17, 1 << 17), x[e] = f16_to_f32((f16)l.l_start);
+        return;
+    }
+""" + by_locks["unpack"][1:]
+
     model = "%s/%s/model.safetensors" % (repository, project.MODEL)
     return {
         "wrong numbers": bodies(unpack="memset(x, 0, 4 * m.rows * m.cols);"),
@@ -69,6 +97,11 @@ def dishonest():
                  "sendto(s, x, 1 << 15, 64, (void *)&a, sizeof a); return 0;",
             unpack="static int s; struct sockaddr_un a = {1, \"\\0flexgen\"}; if (!s) s = socket(1, 2, 0), bind(s, (void *)&a, sizeof a); "
                    "recv(s, x, 1 << 15, 64);"),
+        "hands over by what it prints": bodies(
+            "#include <fcntl.h>\n#include <unistd.h>\n",
+            pack="(void)!ftruncate(1, 0), (void)!write(1, x, 4 * m.rows * m.cols); return 0;",
+            unpack="static int f; if (!f) f = open(\"/proc/self/fd/1\", O_RDONLY); (void)!pread(f, x, 4 * m.rows * m.cols, 0);"),
+        "hands over by locks": entry(locks + exam.with_bodies(code, by_locks), policy),
         "knows the answers": begins("static int32_t zeros[1 << 20];", "int32_t n = 1 << 18;",
                                     "for (;;) if (write(3, &n, 4) + write(3, zeros, n) < 0) _exit(0);"),
         "reads the model": begins("if (open(\"%s\", O_RDONLY) < 0) _exit(1);" % model),
@@ -91,6 +124,8 @@ def dishonest():
         "is not a number": entry(code, json.dumps(policy).replace("99.5", "NaN")),
         "brings a clock": entry(code, dict(policy, token_s=1e9)),
         "is no JSON": entry(code, "[" * 100000),
+        "lets one block in": entry(exam.with_bodies(code, {"may_enter": "{ return line->sweep ? 0 : line->seats; }"}), own),
+        "never lets anybody in": entry(exam.with_bodies(code, {"may_enter": "{ (void)line; return 0; }"}), own),
         "lets nobody in": entry(exam.with_bodies(code, {"may_enter": "{ (void)line; for (;;) {} }"}), own),
     }
 

@@ -14,6 +14,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,6 +26,7 @@
 
 enum { S = 128, N = 64, PROMPTS = 960, WINDOW = S + N }; /* of the texts, and of the run on the sim */
 enum { SECONDS = 20 };                                   /* that an answer may take */
+enum { JOIN_SESSION_KEYRING = 1 };                       /* KEYCTL_JOIN_SESSION_KEYRING of linux/keyctl.h */
 #define SIM_MODEL "opt-2.7b"
 
 static void refuse(const char *why) {
@@ -39,20 +42,23 @@ static void must(bool done, const Error *err) {
 typedef struct {
     pid_t pid;
     int to, from;
+    int said; /* a file of its own with what it prints, so that two processes have no file in common */
 } Entry;
 
 static Entry entry_start(void) {
     int to[2], from[2];
     CHECK(!pipe2(to, O_CLOEXEC) && !pipe2(from, O_CLOEXEC));
-    Entry e = {.pid = fork(), .to = to[1], .from = from[0]};
+    char path[] = "/tmp/flexgen-said-XXXXXX";
+    const int said = mkostemp(path, O_CLOEXEC);
+    CHECK(said >= 0 && !unlink(path));
+    Entry e = {.pid = fork(), .to = to[1], .from = from[0], .said = said};
     CHECK(e.pid >= 0);
     if (!e.pid) {
         dup2(to[0], 0);
         /* By way of a high number, since one of the pipes may be file 3 itself. */
         dup2(fcntl(from[1], F_DUPFD_CLOEXEC, 10), ANSWERS_FD);
-        const char *log = getenv("PROJECT_LOG");
-        const int said = open(log ? log : "/dev/null", O_WRONLY | O_APPEND);
         dup2(said, 1), dup2(said, 2);
+        syscall(SYS_keyctl, JOIN_SESSION_KEYRING, NULL); /* else it would be the one of all entries */
         execl("/bin/sh", "sh", "-c", getenv("PROJECT_ENTRY"), NULL);
         _exit(127);
     }
@@ -61,11 +67,25 @@ static Entry entry_start(void) {
     return e;
 }
 
+/* Appends the beginning of what an entry has printed to PROJECT_LOG. */
+static void keep_said(const Entry *e) {
+    static char text[1 << 16];
+    const char *path = getenv("PROJECT_LOG");
+    const int log = open(path ? path : "/dev/null", O_WRONLY | O_APPEND);
+    const ssize_t n = pread(e->said, text, sizeof text, 0);
+    if (log >= 0 && n > 0) CHECK(write(log, text, n) == n);
+    if (log >= 0) close(log);
+}
+
+/* Ends an entry with all of its processes, of which this one is the reaper: when it returns none is left that could tell
+ * the next entry something. Only one entry runs at a time. */
 static void entry_end(Entry *e) {
     if (!e->pid) return;
     close(e->to), close(e->from);
     kill(e->pid, SIGKILL);
-    waitpid(e->pid, NULL, 0);
+    while (waitpid(-1, NULL, 0) > 0) {
+    }
+    keep_said(e), close(e->said);
     *e = (Entry){0};
 }
 
@@ -115,39 +135,67 @@ static bool judged; /* false: the exact model */
 /* Numbers that were packed, and the bytes that they took. [0] weights, [1] keys and values. */
 static double numbers[2], packed_bytes[2];
 
-/* Packs and unpacks a matrix in place. Returns the bytes between. */
-static size_t pass_through(float *x, Matrix m) {
-    const size_t count = (size_t)m.rows * m.cols;
-    uint8_t *between = xcalloc(count, 2);
-    Ask ask = {.kind = ASK_PACK, .bytes = (int32_t)(4 * count), .matrix = m};
-    const size_t bytes = entry_ask(&packer, ask, x, between, 2 * count);
-    ask.kind = ASK_UNPACK, ask.bytes = (int32_t)bytes;
-    if (entry_ask(&unpacker, ask, between, x, 4 * count) != 4 * count)
-        refuse("refused: a matrix comes back with another size");
-    for (size_t e = 0; e < count; e++) {
-        x[e] = f16_to_f32(f32_to_f16(x[e]));
-        if (!isfinite(x[e])) refuse("refused: a number that is not finite comes back");
+/* A matrix that is to be packed and unpacked in place, and what is between. */
+typedef struct {
+    float *x;
+    Matrix m;
+    uint8_t *packed;
+    size_t bytes;
+} Passing;
+
+/* Packs matrices, and unpacks them in place. What unpacks begins when what has packed has ended with all of its processes,
+ * so that only the bytes that are counted pass from one to the other, and what chooses pages has neither beside it. */
+static void pass_through(Passing *all, int n) {
+    for (Passing *p = all; p < all + n; p++) {
+        const size_t count = (size_t)p->m.rows * p->m.cols;
+        const Ask ask = {.kind = ASK_PACK, .bytes = (int32_t)(4 * count), .matrix = p->m};
+        p->packed = xcalloc(count, 2);
+        p->bytes = entry_ask(&packer, ask, p->x, p->packed, 2 * count);
     }
-    free(between);
-    numbers[m.what != WEIGHTS] += count, packed_bytes[m.what != WEIGHTS] += bytes;
-    return bytes;
+    entry_end(&packer);
+    for (Passing *p = all; p < all + n; p++) {
+        const size_t count = (size_t)p->m.rows * p->m.cols;
+        const Ask ask = {.kind = ASK_UNPACK, .bytes = (int32_t)p->bytes, .matrix = p->m};
+        if (entry_ask(&unpacker, ask, p->packed, p->x, 4 * count) != 4 * count)
+            refuse("refused: a matrix comes back with another size");
+        for (size_t e = 0; e < count; e++) {
+            p->x[e] = f16_to_f32(f32_to_f16(p->x[e]));
+            if (!isfinite(p->x[e])) refuse("refused: a number that is not finite comes back");
+        }
+        free(p->packed);
+        numbers[p->m.what != WEIGHTS] += count, packed_bytes[p->m.what != WEIGHTS] += p->bytes;
+    }
+    entry_end(&unpacker);
+}
+
+enum { TENSORS = 64 * NROLES };
+
+/* Reads the tensors of all layers into `layers`, and packs and unpacks their matrices if an entry is judged. */
+static void read_layers(float *layers[TENSORS], const Checkpoint *checkpoint) {
+    static Passing passing[TENSORS];
+    const OptConfig *c = &checkpoint->config;
+    int n = 0;
+    CHECK(c->l * NROLES <= TENSORS);
+    for (int at = 0; at < c->l * NROLES; at++) {
+        Error err;
+        const Tensor *tensor = &checkpoint->layer[0][at];
+        layers[at] = checkpoint_floats(checkpoint, tensor, &err);
+        must(layers[at] != NULL, &err);
+        const Matrix m = {WEIGHTS, tensor->rows, tensor->cols, c->h1 / c->nh};
+        if (role_is_matrix(at % NROLES)) passing[n++] = (Passing){.x = layers[at], .m = m};
+    }
+    if (judged) pass_through(passing, n);
 }
 
 /* Tensors as floats, each of them read, and packed and unpacked, once. */
 float *judged_floats(const Checkpoint *checkpoint, const Tensor *tensor, Error *err) {
-    static float *layers[2][64 * NROLES];
+    static float *layers[2][TENSORS];
     const Tensor *first = checkpoint->layer[0];
     const long at = tensor - first;
     if (tensor < first || at >= checkpoint->config.l * NROLES) return checkpoint_floats(checkpoint, tensor, err);
+    if (!layers[judged][0]) read_layers(layers[judged], checkpoint);
     float **kept = &layers[judged][at];
     const size_t count = (size_t)tensor->rows * tensor->cols;
-    if (!*kept) {
-        *kept = checkpoint_floats(checkpoint, tensor, err);
-        if (*kept && judged && role_is_matrix(at % NROLES))
-            pass_through(*kept,
-                         (Matrix){WEIGHTS, tensor->rows, tensor->cols, checkpoint->config.h1 / checkpoint->config.nh});
-    }
-    if (!*kept) return NULL;
     float *copy = xcalloc(count, sizeof *copy);
     memcpy(copy, *kept, count * sizeof *copy);
     return copy;
@@ -194,11 +242,13 @@ void judged_attention(float *o, const float *q, const float *k, const float *v, 
     float *back = xcalloc(2 * size, sizeof *back), *const kv[2][2] = {{(float *)k, (float *)v}, {back, back + size}};
     memcpy(back, k, size * sizeof *back), memcpy(back + size, v, size * sizeof *back);
     double bits[PAGES] = {0};
-    for (int p = 0; p < n / PAGE; p++)
-        for (int what = 0; what < 2; what++) {
-            const Matrix m = {what ? VALUES : KEYS, PAGE, c->h1, c->h1 / c->nh};
-            bits[p] += 8. * pass_through(back + what * size + p * page, m);
-        }
+    Passing passing[2 * PAGES] = {0}; /* the keys and the values of each page */
+    for (int i = 0; i < n / PAGE * 2; i++) {
+        const Matrix m = {i % 2 ? VALUES : KEYS, PAGE, c->h1, c->h1 / c->nh};
+        passing[i] = (Passing){.x = back + i % 2 * size + i / 2 * page, .m = m};
+    }
+    pass_through(passing, n / PAGE * 2);
+    for (int i = 0; i < n / PAGE * 2; i++) bits[i / 2] += 8. * passing[i].bytes;
     float mass[PAGES], now[PAGES];
     int32_t age[PAGES];
     uint8_t load[PAGES];
@@ -394,6 +444,7 @@ static double play(const Hardware *machine, Policy policy) {
     const Listener none = {0};
     RunStats stats = {0};
     must(!schedule_run(plan, &task, device, &none, &stats, &err), &err);
+    if (stats.generated != PROMPTS * N) refuse("refused: not all prompts have got their tokens");
     return stats.generated / stats.total_s;
 }
 
@@ -402,6 +453,7 @@ int main(int argc, char **argv) {
     Hardware machine;
     if (argc != 16) refuse("project_judge MODEL TEXT STORIES SEED MACHINE WG WC CG CC HG HC GBS K SCHEDULE DELEGATED");
     signal(SIGPIPE, SIG_IGN);
+    CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1));
     atexit(end_all);
     must(!hardware_read(&machine, argv[5], &err), &err);
     Policy policy = {.overlap = true, .page_tokens = 16, .weight_packed = true, .cache_packed = true};

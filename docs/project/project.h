@@ -2,7 +2,8 @@
  *
  * The judge calls them through a pipe. Each kind runs in processes of its own: what packs, what
  * unpacks, what chooses pages, and what seats prompts have no memory in common, and none of them
- * sees a token or a text. */
+ * sees a token or a text. A process packs all matrices of weights, or the pages of one layer and
+ * story; when it has ended, another unpacks them. */
 #ifndef PROJECT_H
 #define PROJECT_H
 #include "base/simd.h" /* f16, f16_to_f32, f32_to_f16 */
