@@ -480,13 +480,11 @@ Listener completions_listener(Completions *c) {
 // Resuming
 // -------------------------------------------------------------------------------------------------
 
-/* Refuses the journal if its first line is not that of this job. A number that an earlier version
- * did not write is 0. */
+/* Refuses the journal if its first line is not that of this job. */
 static int compare_heads(const Completions *c, const cJSON *head, Error *err) {
     for (const cJSON *here = head->child; here; here = here->next) {
         const cJSON *there = json_get(c->journal->head, here->string);
-        bool unknown = !there && cJSON_IsNumber(here) && here->valuedouble == 0;
-        if (unknown || cJSON_Compare(here, there, true))
+        if (cJSON_Compare(here, there, true))
             continue;
         char *is = cJSON_PrintUnformatted(here), *was = cJSON_PrintUnformatted(there);
         fail(err, EXIT_USAGE,

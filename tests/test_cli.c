@@ -543,7 +543,7 @@ TEST(a_head_that_was_edited_is_refused_or_another_order_of_sums_is_said) {
     } edits[] = {{"\"bits of weights\":0", "\"bits of weights\":9", "--allow-compression", 2, OTHER "bits of weights is 9"},
                  {"\"bits of the cache\":0", "\"bits of the cache\":4", "--allow-compression", 2,
                   OTHER "group of the cache is 0, and here it is 64"},
-                 {",\"bits of the head\":0", "", "", 0, ""}, /* of a program that packed no head */
+                 {",\"bits of the head\":0", "", "", 2, OTHER "bits of the head is missing, and here it is 0"},
                  {now, now, "", 0, ""},
                  {now, "\"sums\":1", "", 0, "going on with another version of this program"},
                  {now, "\"others\":2", "", 0, "going on with another version of this program"}};
