@@ -7,8 +7,8 @@
 #             tier beside a direct read, packed weights beside fp16, overlap on beside off and beside the busiest channel (no
 #             schedule can be faster than that)
 #
-# The bound of products is the slower of two: their multiply-adds, and a plain read of their weights if these are larger than the last
-# cache.
+# The bound of products is the slower of two: their multiply-adds, and a plain read of their weights if these are 100 MB or more, which no
+# cache holds from one run to the next.
 #
 # The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
 # the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
@@ -23,7 +23,6 @@ trap 'exit 1' INT TERM
 "$build/bench_host" >"$tmp/host"
 fma=$(awk '$1 == "multiply_add" { print $2 }' "$tmp/machine")
 read=$(sed -n 's/.*plain read *\([0-9.]*\).*/\1/p' "$tmp/host" | head -1)
-cache=$(getconf LEVEL3_CACHE_SIZE 2>/dev/null) || cache=
 # share(FLOP, bytes, seconds) says which of the two bounds is the slower one, and how much of the seconds it is.
 bound='function share(flop, bytes, s) {
     a = flop / '"$fma"' / 1e9; m = bytes / '"$read"' / 1e9
@@ -42,12 +41,12 @@ awk -v read="$read" '
     }' "$tmp/machine"
 
 echo "kernels"
-awk -v cache="${cache:-0}" "$bound"'
+awk "$bound"'
     /^linear/ { first = $2 == "packed" ? 3 : 2
                 for (f = first; f <= NF; f++) if ($f ~ /^GFLOP\/s/) { rate = $(f - 1); break }
                 numbers = $(first + 2) * $(first + 4)
                 bytes = numbers * ($2 == "packed" ? 36 / 64 : 2)
-                printf "  %s   %s\n", $0, share(2 * $first * numbers, bytes > cache ? bytes : 0, 2 * $first * numbers / rate / 1e9)
+                printf "  %s   %s\n", $0, share(2 * $first * numbers, bytes >= 1e8 ? bytes : 0, 2 * $first * numbers / rate / 1e9)
                 next }
     /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 
