@@ -40,6 +40,7 @@ struct Device {
                                before the first op */
     int delay_us[NLANES];   /* delays each op of a lane; tests find missing events with it */
     Net *net;        /* the pipeline that it is a stage of; NULL: none. Set before the first op */
+    bool no_graph;   /* cuda: every op is launched by itself. Set before the first op */
     const int *stop; /* host, cuda: once this is not 0, no further op begins, as if one had failed;
                         NULL: never */
 

@@ -16,7 +16,7 @@ static Task task;
 static Rig rig;
 static Device *device; /* the rig's */
 static Trace trace;
-static bool untraced;
+static bool untraced, no_graph;
 static int generated = N; /* tokens of each prompt */
 static double opened;     /* when */
 static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements, which repeat after PERIOD of them */
@@ -30,6 +30,7 @@ static void open_device(Policy p) {
     CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
     device = rig.device;
     device->trace = untraced ? NULL : &trace;
+    device->no_graph = no_graph;
     opened = device->now(device);
 }
 
@@ -290,14 +291,14 @@ static Policy few_pages(int gbs, int num_gpu_batches) {
 
 /* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about; kernels. */
 extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((weak)),
-    cuda_cpu_launches __attribute__((weak));
+    cuda_cpu_launches __attribute__((weak)), cuda_cpu_graphs __attribute__((weak)), cuda_cpu_made __attribute__((weak));
 /* A real GPU does not say. The counts are the same in all ways, and the first is enough. */
 static bool counting(void) { return test_gpu && &cuda_cpu_launches && test_every <= 96; }
 
 /* What the GPU is asked for. Marks are those of FINISH alone: PROJECT sets one for each token that goes down, and one more
  * whenever its thread has nothing to do. */
 typedef struct {
-    long kernels, copies, marks, waits;
+    long kernels, copies, marks, waits, graphs;
 } Asked;
 static Asked asked;
 static const GpuCalls *plain;
@@ -332,7 +333,7 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
     } placements[] = {{{1, 0, 1, 0, 1, 0}, false, 8, 0, 0}, /* all on the GPU */
                       {{0, 1, 1, 0, 1, 0}, false, 8, 1, 2}, /* weights come: a part of a layer beside each batch */
                       {{1, 0, 0, 1, 1, 0}, true, 6, 3, 4}}; /* the CPU attends: q, new k v go down, o comes up */
-    untraced = true;                                        /* a trace parts calls */
+    untraced = no_graph = true;                             /* a trace parts calls */
     plain = test_gpu->call;
     GpuCalls counting = *plain;
     counting.copy = count_copy, counting.end = count_end, counting.after = count_after;
@@ -359,7 +360,43 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
             CU_ASSERT(of[1].waits <= (placements[i].most_waits * config.l + WAITS_OF_BATCH) * K * (N + MORE));
         }
     generated = N;
-    test_gpu->call = plain, untraced = false;
+    test_gpu->call = plain, untraced = no_graph = false;
+}
+
+/* The runs differ in the launches of MORE sweeps, which are like those before them though their tokens have new pages. A
+ * segment has 32 ops at most, and none goes beyond what somebody waits for or what waits itself: a batch's first op, which
+ * waits for its tables, its logits and its choice. Tables lie in two places in turn, so each segment is captured twice. */
+TEST(what_is_posted_again_is_launched_as_a_graph) {
+    if (!counting()) return;
+    enum { FIRST = 6, MORE = 12 };
+    static const struct {
+        int graphs, kernels; /* of a sweep: launches of segments; of ops that belong to none */
+    } expected[] = {{1, 0}, {3, 4}, {4, 8}};
+    untraced = true;
+    for (int K = 1; K <= 3; K++) {
+        Asked of[2];
+        long made[2];
+        for (int longer = 0; longer < 2; longer++) {
+            const long before[] = {cuda_cpu_launches, cuda_cpu_graphs, cuda_cpu_made};
+            generated = FIRST + longer * MORE;
+            run(few_pages((PROMPTS + K - 1) / K, K), 0);
+            of[longer] = (Asked){.kernels = cuda_cpu_launches - before[0], .graphs = cuda_cpu_graphs - before[1]};
+            made[longer] = cuda_cpu_made - before[2];
+            rig_stop(&rig);
+            Rig one_by_one = {.model = model, .policy = rig.policy, .task = &task};
+            CU_ASSERT_EQUAL_FATAL(rig_open(&one_by_one), 0);
+            one_by_one.device->no_graph = true;
+            CU_ASSERT(!rig_run(&one_by_one) && rig_same(&rig, &one_by_one));
+            CU_ASSERT_EQUAL(cuda_cpu_graphs - before[1], of[longer].graphs);
+            rig_close(&one_by_one);
+            close_device();
+        }
+        const long graphs = of[1].graphs - of[0].graphs, kernels = of[1].kernels - of[0].kernels - graphs;
+        CU_ASSERT_EQUAL(graphs, MORE * expected[K - 1].graphs);
+        CU_ASSERT_EQUAL(kernels, MORE * expected[K - 1].kernels);
+        CU_ASSERT(made[0] == 2 * expected[K - 1].graphs && made[1] == made[0]);
+    }
+    generated = N, untraced = false;
 }
 
 /* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */
