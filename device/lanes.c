@@ -199,8 +199,7 @@ static void wake_ready(LaneDevice *d, const LaneState *lane) {
         pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
 }
 
-/* Ends a segment with op seq of the lane, at the latest: nobody waits for an op that is held back
- * until the rest of its segment comes. */
+/* Ends a segment with op seq of the lane. */
 static void end_segment(LaneDevice *d, LaneState *lane, uint64_t seq) {
     if (seq > lane->begun)
         lane->queue[(seq - 1) % d->capacity].ends = true;
@@ -208,6 +207,12 @@ static void end_segment(LaneDevice *d, LaneState *lane, uint64_t seq) {
         lane->whole = seq;
         wake_ready(d, lane);
     }
+}
+
+/* Ends the segment of the ops that are held back, before the thread that posts waits: it will not
+ * post the rest meanwhile. */
+static void hold_nothing(LaneDevice *d) {
+    end_segment(d, &d->lane[PROJECT], d->lane[PROJECT].posted);
 }
 
 /* Wakes those who may go on after the lane has made progress, and only those: waking a thread takes
@@ -488,8 +493,9 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
             job->op.after[job->op.nafter++] = op->after[i];
 }
 
-/* Returns true if an op in a queue waits until its segment is whole. A trace tells calls apart, and
- * where sweeps mix prompts with new tokens so does their time. */
+/* Returns true if an op in a queue is held back until its segment is whole: until there are SEGMENT
+ * ops, or one with events of its own, or until somebody waits. A trace tells calls apart, and where
+ * sweeps mix prompts with new tokens so does their time. */
 static bool may_be_held(const LaneDevice *d, const Op *op, Lane queue) {
     return d->graphs && queue == PROJECT && op->code != OP_COPY && !d->base.trace && !d->mixes &&
            !d->base.no_graph;
@@ -510,8 +516,10 @@ static Event device_post(Device *base, const Op *op) {
     size_t bytes =
         op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->waitable == d->capacity)
+    while (lane->posted - lane->waitable == d->capacity) {
+        hold_nothing(d);
         sleep_on(d, lane, lane->begun + 1);
+    }
     Posted *job = &lane->queue[lane->posted % d->capacity];
     enqueue(job, op, queue);
     job->order = d->nposted++;
@@ -533,7 +541,7 @@ static Event device_post(Device *base, const Op *op) {
 static int device_wait(Device *base, Event e, Error *err) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
-    end_segment(d, &d->lane[e.lane], e.seq);
+    hold_nothing(d);
     await(d, NULL, e);
     if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
         Error bad;
@@ -581,10 +589,9 @@ static void device_close(Device *base) {
     pthread_mutex_lock(&d->lock);
     d->closing = true;
     note_failure(d, &(Error){0});
-    for (int i = 0; i < NLANES; i++) {
-        end_segment(d, &d->lane[i], d->lane[i].posted);
+    hold_nothing(d);
+    for (int i = 0; i < NLANES; i++)
         pthread_cond_signal(&d->lane[i].ready_cond);
-    }
     pthread_mutex_unlock(&d->lock);
     for (int i = 0; i < NLANES; i++)
         if (d->lane[i].started)

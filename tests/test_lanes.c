@@ -399,6 +399,27 @@ TEST(what_is_posted_again_is_launched_as_a_graph) {
     generated = N, untraced = false;
 }
 
+/* What is held back until its segment is whole begins when the thread that posts waits, for whatever it may be. */
+TEST(who_waits_holds_nothing_back) {
+    static const Prompt greedy;
+    const float number = NAN;
+    if (!test_gpu) return;
+    untraced = true;
+    open_rows();
+    const Tensor logits = plan_view(rig.plan, LOGITS, TIER_GPU, 0, 0, 1);
+    const Tensor ids = tensor_cols(plan_view(rig.plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 1);
+    device->upload(device, logits, 0, &number, 1);
+    const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    device->post(device, &op);
+    for (int ms = 0; ms < 10000 && !*test_gpu->bad; ms++) {
+        device->wait(device, copy(STORE, 0, 1), &rig.err);
+        usleep(1000);
+    }
+    CU_ASSERT(*test_gpu->bad);
+    close_device();
+    untraced = false;
+}
+
 /* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */
 TEST(marks_have_times_only_where_somebody_wants_them) {
     if (!counting()) return;
