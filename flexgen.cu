@@ -1997,7 +1997,7 @@ static void *gpu_captured(Gpu *gpu, Lane lane, Error *err) {
         e = cudaGraphInstantiateWithFlags(&graph, captured, 0);
     if (captured)
         cudaGraphDestroy(captured);
-    return checked(e, "making a graph (--no-graph does without)", err) ? NULL : graph;
+    return checked(e, "making a graph", err) ? NULL : graph;
 }
 
 static int gpu_launch(Gpu *gpu, Lane lane, void *graph, Error *err) {

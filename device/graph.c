@@ -1,21 +1,21 @@
-/* graph.c: ops that a GPU was given before are launched at once.
+/* graph.c: ops that a GPU was given before are launched together.
  *
  * A GPU takes a kernel from the host in about 2.5 us, and one of a small model may be done sooner:
  * a sweep of OPT-125M is 102 kernels. CUDA launches many kernels in a row as one graph, if it has
  * been told of them before. lanes.c posts the ops of a stream by the segment, and from one sweep
- * to the next most segments are the same: the same kernels on the same views. Only their contents
- * differ, such as the numbers of tokens and pages in the index tables.
+ * to the next but one most segments are the same: the same kernels on the same views. Only their
+ * contents differ, such as the numbers of tokens and pages in the index tables, which lie in two
+ * places in turn.
  *
  * Therefore a segment that is new is remembered, and posted op by op. When it comes again, its ops
- * are captured: CUDA notes what they post. From then on it is launched. Another number of rows, or
- * a page table that has become wider, makes another segment. No list of them says in advance which
- * will come, so nothing here knows of schedules.
+ * are captured: CUDA notes what they post. From then on it is launched. Another number of rows
+ * makes another segment. Nothing here knows which will come, or anything of schedules.
  * Read next: tiers.c. */
 #include "device/parts.h"
 
 enum {
-    SEGMENTS = 128, /* that are remembered: of OPT-6.7B's decoding, those of 14 batches */
-    LEAST_OPS = 4   /* a graph of fewer ops saves nothing */
+    SEGMENTS = 128, /* are remembered; the two sweeps of OPT-175B's 96 layers have 50 */
+    LEAST_OPS = 4   /* are in a graph, since one of fewer saves nothing */
 };
 
 /* A segment: its ops as they were posted, and the graph that they became. */
@@ -27,6 +27,8 @@ typedef struct {
 
 struct Graphs {
     const Arenas *arenas;
+    Error *notice;             /* receives why no graph can be made */
+    bool refused;              /* none can */
     Segment segment[SEGMENTS]; /* in the order in which they first came, modulo SEGMENTS */
     int next;                  /* the place of the next that is new */
     int expected;              /* the place behind the last that came again */
@@ -80,7 +82,8 @@ static void forget(Graphs *g, Segment *s) {
 
 /* Remembers a segment in the place of the oldest. */
 static void remember(Graphs *g, Op *const op[], int n) {
-    Segment *s = &g->segment[g->next++ % SEGMENTS];
+    Segment *s = &g->segment[g->next];
+    g->next = (g->next + 1) % SEGMENTS;
     forget(g, s);
     s->op = xcalloc(n, sizeof *s->op);
     s->n = n;
@@ -95,32 +98,39 @@ static int run_ops(const Graphs *g, Op *const op[], int n, Error *err) {
     return status;
 }
 
-/* Makes the segment's graph of its ops. */
-static int capture(const Graphs *g, Segment *s, Op *const op[], Error *err) {
+/* Makes the segment's graph of its ops. If CUDA refuses, which may lack memory for it, ops are
+ * posted one by one from now on; what is wrong with an op itself shows then, too. */
+static void capture(Graphs *g, Segment *s, Op *const op[]) {
     Gpu *gpu = g->arenas->gpu;
-    Error second; /* what is captured after an error only ends the capture */
-    if (gpu->call->capture(gpu, PROJECT, err))
-        return -1;
-    int status = run_ops(g, op, s->n, err);
-    s->graph = gpu->call->captured(gpu, PROJECT, status ? &second : err);
-    return status || !s->graph ? -1 : 0;
+    Error err, second; /* an error in the middle makes the capture fail, too */
+    int status = gpu->call->capture(gpu, PROJECT, &err);
+    if (!status) {
+        status = run_ops(g, op, s->n, &err);
+        s->graph = gpu->call->captured(gpu, PROJECT, status ? &second : &err);
+    }
+    g->refused = status || !s->graph;
+    if (g->refused)
+        fail(g->notice, EXIT_OK, "every kernel is launched by itself: %s", err.text);
 }
 
 int graphs_run(Graphs *g, Op *const op[], int n, Error *err) {
     Gpu *gpu = g->arenas->gpu;
-    Segment *s = n < LEAST_OPS ? NULL : find(g, op, n);
-    if (!s && n >= LEAST_OPS)
-        remember(g, op, n);
-    if (!s)
+    if (n < LEAST_OPS || g->refused)
         return run_ops(g, op, n, err);
-    if (!s->graph && capture(g, s, op, err))
-        return -1;
+    Segment *s = find(g, op, n);
+    if (!s)
+        remember(g, op, n);
+    else if (!s->graph)
+        capture(g, s, op);
+    if (!s || g->refused)
+        return run_ops(g, op, n, err);
     return gpu->call->launch(gpu, PROJECT, s->graph, err);
 }
 
-Graphs *graphs_open(const Arenas *arenas) {
+Graphs *graphs_open(const Arenas *arenas, Error *notice) {
     Graphs *g = xcalloc(1, sizeof *g);
     g->arenas = arenas;
+    g->notice = notice;
     return g;
 }
 

@@ -8,9 +8,9 @@
  * stream to wait for those, and goes on ahead of the GPU. FINISH waits for other lanes than PROJECT
  * only where attention does: for the CPU, or for pages that are not at home on the GPU. Where there
  * are none, or one batch alone is in flight, ops of FINISH join the queue and the stream of
- * PROJECT, and no marks are needed between them. Its thread then takes ops by the segment: as many
- * as follow each other with nothing to wait for between them. graph.c launches one that came before
- * as a whole.
+ * PROJECT, and no marks are needed between them. Of one batch its thread takes ops by the segment:
+ * as many as follow each other with nothing to wait for between them. graph.c launches a segment
+ * that came before as a whole.
  *
  * The host device's links can be slowed (Device.link), to show on a laptop how a PCIe link or a
  * disk changes a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
@@ -108,9 +108,11 @@ struct LaneDevice {
     pthread_mutex_t lock; /* guards everything below and the lanes' counters */
     uint64_t nposted;
     bool closing, failed;
-    Graphs *graphs; /* of the stream that FINISH and PROJECT share; NULL: each has its own */
-    bool mixes;     /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
-                       lanes were */
+    bool one_stream; /* FINISH and PROJECT share a stream */
+    Graphs
+        *graphs; /* of that stream; NULL: there is not one batch alone, which waits for launches */
+    bool mixes;  /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
+                   lanes were */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -494,17 +496,16 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
 }
 
 /* Returns true if an op in a queue is held back until its segment is whole: until there are SEGMENT
- * ops, or one with events of its own, or until somebody waits. A trace tells calls apart, and where
- * sweeps mix prompts with new tokens so does their time. */
+ * ops, or one with events of its own, or until somebody waits. A trace tells calls apart. */
 static bool may_be_held(const LaneDevice *d, const Op *op, Lane queue) {
-    return d->graphs && queue == PROJECT && op->code != OP_COPY && !d->base.trace && !d->mixes &&
+    return d->graphs && queue == PROJECT && op->code != OP_COPY && !d->base.trace &&
            !d->base.no_graph;
 }
 
 /* Queues an op; waits only if the queue is full. */
 static Event device_post(Device *base, const Op *op) {
     LaneDevice *d = (LaneDevice *)base;
-    Lane queue = d->graphs && op->lane == FINISH ? PROJECT : op->lane;
+    Lane queue = d->one_stream && op->lane == FINISH ? PROJECT : op->lane;
     LaneState *lane = &d->lane[queue];
     const Tensor *lengths = op_lengths(op);
     Move *moves = NULL;
@@ -516,10 +517,8 @@ static Event device_post(Device *base, const Op *op) {
     size_t bytes =
         op_count(&base->count[op->lane], op, lengths ? arenas_indices(&d->arenas, *lengths) : NULL);
     pthread_mutex_lock(&d->lock);
-    while (lane->posted - lane->waitable == d->capacity) {
-        hold_nothing(d);
+    while (lane->posted - lane->waitable == d->capacity)
         sleep_on(d, lane, lane->begun + 1);
-    }
     Posted *job = &lane->queue[lane->posted % d->capacity];
     enqueue(job, op, queue);
     job->order = d->nposted++;
@@ -653,8 +652,9 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
                        .close = device_close};
     CHECK(plan->act_type == d->base.act_type);
     d->gpu = d->arenas.gpu = gpu;
-    if (gpu && (plan->batches == 1 || !plan->off_seqs))
-        d->graphs = graphs_open(&d->arenas);
+    d->one_stream = gpu && (plan->batches == 1 || !plan->off_seqs);
+    if (gpu && plan->batches == 1)
+        d->graphs = graphs_open(&d->arenas, &d->base.notice);
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
     if (gpu) {
         d->call = gpu->call;

@@ -118,8 +118,9 @@ typedef struct GpuCalls {
     /* Posts a copy. */
     int (*copy)(Gpu *, Lane lane, StridedCopy, Error *);
 
-    /* Between these two, what is posted on a lane by this thread is not done, but becomes the graph
-     * that is returned (NULL: it fails), in the order in which it is posted. */
+    /* Between these two, which one thread calls, the ops that run posts on the lane are not done,
+     * but become the graph that is returned (NULL: it fails), in their order. They have run before,
+     * and nothing else is posted on the lane meanwhile. */
     int (*capture)(Gpu *, Lane lane, Error *);
     void *(*captured)(Gpu *, Lane lane, Error *);
     /* Posts all of a graph at once. */
@@ -242,8 +243,10 @@ void arenas_close(Arenas *a);
 
 /* What the stream of PROJECT was given. */
 typedef struct Graphs Graphs;
-/* arenas: of the device, which opens and closes it. */
-Graphs *graphs_open(const Arenas *arenas);
+/* arenas, notice: of the device, which opens and closes it. The notice says if no graph can be
+ * made.
+ */
+Graphs *graphs_open(const Arenas *arenas, Error *notice);
 /* Posts n ops on the stream: one by one, or by one launch if these ops were posted before. */
 int graphs_run(Graphs *graphs, Op *const op[], int n, Error *err);
 /* May be given NULL. */

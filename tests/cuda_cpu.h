@@ -621,6 +621,7 @@ inline size_t memory_used = 0;
 inline std::atomic<long> launches, events, graphs;
 inline std::atomic<bool> pin_failed;
 inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local bool capturing_here; /* this thread captures a graph */
 
 inline cudaError_t error(cudaError_t e) { return last_error = e; }
 inline cublasStatus_t error(cublasStatus_t s) { return s; } /* the library keeps none */
@@ -628,6 +629,12 @@ template <class Status>
 Status refuse(Status s, const char *where, const char *why) {
     complain(false, "%s: %s", where, why);
     return error(s);
+}
+
+/* Refuses what a thread may not do while it captures a graph. */
+inline bool captures(const char *what) {
+    if (capturing_here) complain(false, "%s, while this thread captures a graph", what);
+    return capturing_here;
 }
 
 inline Thread *take_threads() {
@@ -754,6 +761,7 @@ inline Allocation rest_of(const void *p) {
 inline bool allocated(const void *p, size_t n) { return n <= rest_of(p).size; }
 inline bool on_device(const void *p, size_t n) { return is_device(p) && allocated(p, n); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
+    if (captures("memory is allocated")) return error(cudaErrorStreamCaptureUnsupported);
     std::lock_guard<std::shared_mutex> guard(host);
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
     if (n && n == spare.first)
@@ -804,6 +812,7 @@ inline void throttle(size_t bytes, bool to_device) {
 inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                         cudaMemcpyKind kind, cudaStream_t s, const char *where) {
     if (!width || !height) return cudaSuccess;
+    if (!s && captures("a copy is waited for")) return error(cudaErrorStreamCaptureUnsupported);
     if (height > 1 && (dst_pitch < width || src_pitch < width)) return refuse(cudaErrorInvalidPitchValue, where, "pitch");
     bool to = is_device(dst), from = is_device(src);
     bool dst_known = allocated(dst, (height - 1) * dst_pitch + width);
@@ -911,6 +920,7 @@ inline Kernel &known(const void *kernel, bool launched) {
     }
     const std::string name = name_of(kernel);
     const auto row = known_kernels().find(name);
+    captures("a kernel is loaded");
     if (launched && CUDA_CPU_TABLE) complain(false, "%s: loaded only by its first launch", name.c_str());
     std::lock_guard<std::shared_mutex> guard(host);
     return kernels[kernel] = {name, row == known_kernels().end() ? nullptr : &row->second, 48 << 10};
@@ -1129,20 +1139,20 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     __atomic_fetch_add(&cuda_cpu_asked, 1, __ATOMIC_RELAXED);
     return !r || r->done.is_set() ? cudaSuccess : error(cudaErrorNotReady);
 }
-/* Graphs: of one stream, so that their nodes are in one row */
+/* Graphs. Those of one stream, whose nodes are in one row, are all that is emulated. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
     if (!s || mode != cudaStreamCaptureModeThreadLocal)
         return refuse(cudaErrorInvalidValue, "cudaStreamBeginCapture", "not emulated");
     if (cudaError_t e = refuse_capture(s, "cudaStreamBeginCapture")) return e;
-    return s->capturing = new CUgraph_st, cudaSuccess;
+    return s->capturing = new CUgraph_st, capturing_here = true, cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g) {
     if (!s->capturing) return refuse(cudaErrorIllegalState, "cudaStreamEndCapture", "nothing is captured");
-    return *g = std::exchange(s->capturing, nullptr), graphs++, cudaSuccess;
+    return *g = std::exchange(s->capturing, nullptr), capturing_here = false, graphs++, cudaSuccess;
 }
 cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long) {
-    __atomic_fetch_add(&cuda_cpu_made, 1, __ATOMIC_RELAXED);
-    if (cuda_cpu_made == env_number("CUDA_CPU_GRAPH_FAILS", 0)) return error(cudaErrorMemoryAllocation);
+    if (__atomic_add_fetch(&cuda_cpu_made, 1, __ATOMIC_RELAXED) == env_number("CUDA_CPU_GRAPH_FAILS", 0))
+        return error(cudaErrorMemoryAllocation);
     return *exec = new CUgraphExec_st{*g}, graphs++, cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t g) { return delete g, graphs--, cudaSuccess; }
@@ -1320,6 +1330,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t *results, int *found) {
     const char *where = "cublasLtMatmulAlgoGetHeuristic";
+    captures("cuBLAS meets a new product, whose kernels it may have to load");
     const unsigned epilogues = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS;
     static std::atomic<unsigned> refusals;
     const Product *p = (Product *)desc;

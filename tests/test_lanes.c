@@ -363,38 +363,68 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
     test_gpu->call = plain, untraced = no_graph = false;
 }
 
-/* The runs differ in the launches of MORE sweeps, which are like those before them though their tokens have new pages. A
- * segment has 32 ops at most, and none goes beyond what somebody waits for or what waits itself: a batch's first op, which
- * waits for its tables, its logits and its choice. Tables lie in two places in turn, so each segment is captured twice. */
+/* A run of its own on the suite's device, with graphs and without, which must be alike. Returns the first. */
+static Rig run_both(const Checkpoint *of, Policy p, const Task *asked_for) {
+    Rig rigs[2];
+    for (int way = 0; way < 2; way++) {
+        rigs[way] = (Rig){.model = of, .policy = p, .task = asked_for};
+        CU_ASSERT_EQUAL_FATAL(rig_open(&rigs[way]), 0);
+        rigs[way].device->no_graph = way;
+        CU_ASSERT_EQUAL_FATAL(rig_run(&rigs[way]), 0);
+        rig_stop(&rigs[way]);
+    }
+    CU_ASSERT(rig_same(&rigs[0], &rigs[1]));
+    rig_close(&rigs[1]);
+    return rigs[0];
+}
+
+/* More ops than a queue has room for. The runs differ in the launches of MORE sweeps, which are like those before them
+ * though their tokens have new pages. A segment has 32 ops at most; logits that were asked for end one, too. Tables lie in
+ * two places in turn, so each segment is captured twice. With two batches the host is ahead of the GPU, and no graph is
+ * made. */
 TEST(what_is_posted_again_is_launched_as_a_graph) {
     if (!counting()) return;
-    enum { FIRST = 6, MORE = 12 };
-    static const struct {
-        int graphs, kernels; /* of a sweep: launches of segments; of ops that belong to none */
-    } expected[] = {{1, 0}, {3, 4}, {4, 8}};
-    untraced = true;
-    for (int K = 1; K <= 3; K++) {
-        Asked of[2];
-        long made[2];
+    enum { LAYERS = 40, SEQS = 2, FIRST = 6, MORE = 6, KERNELS = 8 * LAYERS + 6, SEGMENT = 32 };
+    const OptConfig deep = TEST_CONFIG(LAYERS, 16, 32, 2, 131, -1);
+    Checkpoint *tall = checkpoint_dummy(&deep, 3);
+    for (int K = 1; K <= 2; K++) {
+        long graphs[2], kernels[2], made[2];
         for (int longer = 0; longer < 2; longer++) {
+            const int s[SEQS] = {5, 6}, n[SEQS] = {FIRST + longer * MORE, FIRST + longer * MORE};
             const long before[] = {cuda_cpu_launches, cuda_cpu_graphs, cuda_cpu_made};
-            generated = FIRST + longer * MORE;
-            run(few_pages((PROMPTS + K - 1) / K, K), 0);
-            of[longer] = (Asked){.kernels = cuda_cpu_launches - before[0], .graphs = cuda_cpu_graphs - before[1]};
-            made[longer] = cuda_cpu_made - before[2];
-            rig_stop(&rig);
-            Rig one_by_one = {.model = model, .policy = rig.policy, .task = &task};
-            CU_ASSERT_EQUAL_FATAL(rig_open(&one_by_one), 0);
-            one_by_one.device->no_graph = true;
-            CU_ASSERT(!rig_run(&one_by_one) && rig_same(&rig, &one_by_one));
-            CU_ASSERT_EQUAL(cuda_cpu_graphs - before[1], of[longer].graphs);
-            rig_close(&one_by_one);
-            close_device();
+            Task two = random_task(SEQS, s, n, deep.vocab, 1);
+            Rig r = {.model = tall, .policy = few_pages(SEQS / K, K), .task = &two};
+            CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+            rig_close(&r);
+            graphs[longer] = cuda_cpu_graphs - before[1], made[longer] = cuda_cpu_made - before[2];
+            kernels[longer] = cuda_cpu_launches - before[0] - graphs[longer];
+            free_task(&two);
         }
-        const long graphs = of[1].graphs - of[0].graphs, kernels = of[1].kernels - of[0].kernels - graphs;
-        CU_ASSERT_EQUAL(graphs, MORE * expected[K - 1].graphs);
-        CU_ASSERT_EQUAL(kernels, MORE * expected[K - 1].kernels);
-        CU_ASSERT(made[0] == 2 * expected[K - 1].graphs && made[1] == made[0]);
+        const int of_sweep = K == 1 ? (KERNELS + SEGMENT - 1) / SEGMENT : 0;
+        CU_ASSERT_EQUAL(graphs[1] - graphs[0], MORE * of_sweep);
+        CU_ASSERT_EQUAL(kernels[1] - kernels[0], K == 1 ? 0 : K * MORE * KERNELS);
+        CU_ASSERT(made[0] == 2 * of_sweep && made[1] == made[0]);
+    }
+    checkpoint_close(tall);
+}
+
+/* Of one batch, with what is in its ops' way: weights that come, attention of the CPU, numbers of 4 bits, few tokens' V. */
+TEST(a_graph_changes_no_bit) {
+    static const double shares[][6] = {{1, 0, 1, 0, 1, 0}, {0, 1, 1, 0, 1, 0}, {1, 0, .5, .5, .5, .5}};
+    enum { WAYS = 5, TOKENS = 8 };
+    if (!test_gpu) return;
+    untraced = true, generated = TOKENS;
+    for (int way = 0; way<WAYS; way += test_every> 96 ? 2 : 1) {
+        Policy p = placed(shares[way % 3], PROMPTS, 1);
+        p.page_tokens = 4, p.delegated = way % 3 == 2, p.sparsity = way == 3 ? .4 : 1;
+        if (way > 2) p.weight_packed = p.cache_packed = way > 3, p.delegated = true;
+        open_device(p);
+        const long before = &cuda_cpu_graphs ? cuda_cpu_graphs : 0;
+        rig_stop(&rig);
+        Rig r = run_both(model, p, &task);
+        if (&cuda_cpu_graphs) CU_ASSERT(cuda_cpu_graphs > before);
+        rig_close(&r);
+        close_device();
     }
     generated = N, untraced = false;
 }
