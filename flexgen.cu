@@ -1985,8 +1985,10 @@ static int gpu_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *err) {
 }
 
 static int gpu_capture(Gpu *gpu, Lane lane, Error *err) {
-    return checked(cudaStreamBeginCapture(stream_of(gpu, lane), cudaStreamCaptureModeThreadLocal),
-                   "capturing a graph", err);
+    cudaError_t e = cudaStreamBeginCapture(stream_of(gpu, lane), cudaStreamCaptureModeThreadLocal);
+    if (e)
+        cudaGetLastError(); /* or the next launch would be blamed for it */
+    return checked(e, "capturing a graph", err);
 }
 
 static void *gpu_captured(Gpu *gpu, Lane lane, Error *err) {
@@ -1997,6 +1999,8 @@ static void *gpu_captured(Gpu *gpu, Lane lane, Error *err) {
         e = cudaGraphInstantiateWithFlags(&graph, captured, 0);
     if (captured)
         cudaGraphDestroy(captured);
+    if (e)
+        cudaGetLastError(); /* as above */
     return checked(e, "making a graph", err) ? NULL : graph;
 }
 
