@@ -139,8 +139,8 @@ endif
 $(BUILD)/mini.log: export MINI_ROUNDED := $(BUILD)/mini_rounded
 endif
 $(BUILD)/mini.log: $(BUILD)/mini $(BUILD)/mini_portable $(BUILD)/mini_asan $(BUILD)/mini_tsan $(BUILD)/faults.so
-$(BUILD)/tour.log: $(BUILD)/mini
-$(BUILD)/mini.log $(BUILD)/tour.log: export MINI_BIN := $(BUILD)/mini
+$(BUILD)/tour.log $(BUILD)/gpu.log: $(BUILD)/mini
+$(BUILD)/mini.log $(BUILD)/tour.log $(BUILD)/gpu.log: export MINI_BIN := $(BUILD)/mini
 $(BUILD)/mini.log: export MINI_PORTABLE := $(BUILD)/mini_portable
 $(BUILD)/mini.log: export MINI_ASAN := $(BUILD)/mini_asan
 $(BUILD)/mini.log: export MINI_TSAN := $(BUILD)/mini_tsan
