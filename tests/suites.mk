@@ -176,10 +176,12 @@ grade:
 	@test -d kit || python3 -B scripts/exercise.py kit "$(EX)"
 	@python3 -B scripts/exam.py "$(EX)"
 GRADABLE = $(filter-out $(if $(EMULATION),,$(KERNELS)),$(shell sed -n 's/^exercise \([0-9]*\).*/\1/p' scripts/exercises.txt))
-$(BUILD)/exercises.log: export SAMPLE = $(GRADABLE)
+# 12 and 18 are kernels of one file, which takes long to compile
+$(BUILD)/exercises.log: export SAMPLE = $(filter-out 18,$(GRADABLE))
 exercises:
 	$(if $(EMULATION),,@echo "exercises $(KERNELS) are left out: the CUDA toolkit's headers are not here")
 	@python3 -B scripts/exercise.py check $(or $(EX),$(GRADABLE))
+	$(if $(EX),,@python3 -B scripts/exercise.py debugging)
 	$(if $(EX),,@python3 -B scripts/exercise.py course $(if $(EMULATION),,nokernels))
 	$(if $(EX),,@python3 -B scripts/grade_all.py --hostile)
 

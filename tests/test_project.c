@@ -4,7 +4,7 @@
 
 const char *test_missing(const char *name) {
     (void)name;
-    return system("python3 -c ''") ? "the open project, since python3 is missing" : NULL;
+    return !has_python() ? "the open project, since python3 is missing" : NULL;
 }
 
 static const char begin[] =
