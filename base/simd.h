@@ -123,9 +123,9 @@ typedef struct {
 #endif
 } Table;
 
-/* How a table's numbers are kept, of which UNPACKED are looked up at a time. Up to DIRECT rows of a
- * product use them while they are in registers. AVX2 has too few of these: there the numbers go to
- * memory as halves, which become floats while they are loaded. */
+/* How a table's numbers are kept, of which UNPACKED are looked up at a time. The first DIRECT rows
+ * of a product use them while they are in registers. AVX2 has too few of these: there the numbers
+ * go to memory as halves, which become floats while they are loaded. */
 #if VL == 8
 typedef f16 Number;
 enum { UNPACKED = 64, DIRECT = 0 };
@@ -483,7 +483,7 @@ INLINE V v_exp(V x) {
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
 }
 
-/* Makes the numbers of a group: F16(min + scale code). The product is exact. */
+/* Makes the table of a group: its numbers are F16(min + scale code). The product is exact. */
 INLINE Table t_make(V min, V scale) {
     V code[16 / VL];
     VH number[16 / VL];
@@ -493,15 +493,6 @@ INLINE Table t_make(V min, V scale) {
     for (int i = 0; i < 16 / VL; i++)
         number[i] = v_narrow(v_fma(code[i], scale, min));
     return t_keep(number);
-}
-/* t_load makes the table of a group, which begins with its min and scale, F16. */
-#define OF_PAIR(i, which) ((i) / 2 * 2 + (which))
-INLINE Table t_load(const uint8_t *group) {
-    typedef int32_t Pairs __attribute__((vector_size(VL * 2)));
-    int32_t pair;
-    memcpy(&pair, group, sizeof pair);
-    V both = v_widen((VH)(pair - (Pairs){0}));
-    return t_make(V_SHUFFLE(both, both, OF_PAIR, 0), V_SHUFFLE(both, both, OF_PAIR, 1));
 }
 
 #endif

@@ -15,7 +15,7 @@
  *
  * With one to six rows each number of w is read once, as fast as memory delivers it; more rows find
  * it in the second cache. Packed weights lie column by column: there the elements of a vector are
- * outputs, and for more than a few rows (on AVX2 for any) a panel of weights is unpacked first.
+ * outputs, and a panel of weights is unpacked by the first few rows (on AVX2 before any).
  *
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are.
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
@@ -232,28 +232,30 @@ INLINE void multiply_block(const void *block, const int mr) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Packed weights. A column's outputs lie side by side already. For more than DIRECT rows a panel is
-// unpacked; fewer rows unpack it into registers.
+// Packed weights. A column's outputs lie side by side already. The first DIRECT rows of a task
+// unpack a panel into registers and, if more rows follow, into memory for these.
 // -------------------------------------------------------------------------------------------------
 
-/* PANEL_K columns of a part of the outputs, packed or unpacked. */
+/* PANEL_K columns of a part of the outputs. */
 typedef struct {
     const uint8_t *codes; /* the first column's; those of the next are GROUP_BYTES behind them */
-    Table table[PANEL_K]; /* packed: the numbers that the codes of each column stand for */
-    _Alignas(64) Number w[PANEL_K][PART]; /* unpacked: the numbers */
+    Table table[PANEL_K]; /* the numbers that the codes of each column stand for */
+    _Alignas(64) Number w[PANEL_K][PART]; /* the numbers, once they are unpacked */
 } Panel;
 
 /* Loads the columns whose groups begin at `from`. The few lines that each use reads lie far apart
- * and are prefetched. */
-static void load_columns(Panel *a, const uint8_t *from, bool unpacked) {
+ * and are prefetched, for the panel after the next: memory takes longer than a panel of one row. */
+static void load_columns(Panel *a, const uint8_t *from) {
+    f16 header[PANEL_K * 2]; /* min and scale of each column */
+    float wide[PANEL_K * 2];
     a->codes = from + GROUP_HEADER;
+    for (int c = 0; c < PANEL_K; c++)
+        memcpy(header + c * 2, from + c * GROUP_BYTES, GROUP_HEADER);
+    for (int i = 0; i < PANEL_K * 2; i += VL)
+        v_store(wide + i, v_load_f16(header + i));
     for (int c = 0; c < PANEL_K; c++) {
-        __builtin_prefetch(from + (PANEL_K + c) * GROUP_BYTES, 0, 2);
-        Table table = t_load(from + c * GROUP_BYTES);
-        if (!unpacked)
-            a->table[c] = table;
-        for (int j = 0; unpacked && j < PART; j += UNPACKED)
-            t_unpack(a->w[c] + j, &table, a->codes + c * GROUP_BYTES + j / 2);
+        __builtin_prefetch(from + (2 * PANEL_K + c) * GROUP_BYTES, 0, 2);
+        a->table[c] = t_make(v_set(wide[c * 2]), v_set(wide[c * 2 + 1]));
     }
 }
 
@@ -261,7 +263,7 @@ static void load_columns(Panel *a, const uint8_t *from, bool unpacked) {
 typedef struct {
     float *sum;     /* (rows, PART) */
     const float *x; /* (rows, PANEL_K) */
-    const Panel *w;
+    Panel *panel;
 } PackedTile;
 
 /* Adds the sums of nv vectors of outputs, which begin at j, of mr rows to the tile's. */
@@ -276,10 +278,10 @@ INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int
     }
 }
 
-/* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c. */
-INLINE void packed_tile(const void *what, const int mr) {
-    const PackedTile *t = what;
-    int outputs = mr == 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
+/* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c, from the
+ * codes of w. With `keep` it also writes the panel's w. */
+INLINE void multiply_codes(const PackedTile *t, const bool keep, const int mr) {
+    int outputs = mr <= 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
     for (int j = 0; j < PART; j += outputs) {
         V acc[FEW * PART / VL] = {{0}}, a[FEW];
         for (int c = 0; c < PANEL_K; c++) {
@@ -288,8 +290,8 @@ INLINE void packed_tile(const void *what, const int mr) {
                 a[i] = v_set(t->x[i * PANEL_K + c]);
             UNROLL
             for (int d = 0; d < outputs; d += UNPACKED) {
-                Number w[UNPACKED];
-                t_unpack(w, &t->w->table[c], t->w->codes + c * GROUP_BYTES + (j + d) / 2);
+                Number here[UNPACKED], *w = keep ? t->panel->w[c] + j + d : here;
+                t_unpack(w, &t->panel->table[c], t->panel->codes + c * GROUP_BYTES + (j + d) / 2);
                 UNROLL
                 for (int u = 0; u < UNPACKED / VL; u++) {
                     V b = n_load(w + u * VL), *sum = acc + d / VL + u;
@@ -302,29 +304,25 @@ INLINE void packed_tile(const void *what, const int mr) {
         add_sums(t, j, acc, nv, mr);
     }
 }
+INLINE void packed_tile(const void *t, const int mr) { multiply_codes(t, false, mr); }
 
-/* Does the same with an unpacked panel. Few rows are held in registers and meet one vector of w
- * after another; with more rows, `each` of these are held. */
+/* Does the same from the unpacked numbers of w. The rows are held in registers and meet one vector
+ * of w after another. */
 INLINE void panel_tile(const void *what, const int mr) {
     const PackedTile *t = what;
-    int nv = mr == 1 ? imin(8, PART / VL) : tile_outputs(mr); /* vectors of outputs */
-    int each = tile_outputs(mr) == 4 ? 1 : 2;
+    int nv = mr == 1 ? imin(8, PART / VL) : NR; /* vectors of outputs */
     for (int j = 0; j < PART; j += nv * VL) {
-        V acc[FEW * NR] = {{0}}, b[2];
+        V acc[FEW * NR] = {{0}};
         for (int c = 0; c < PANEL_K; c += NX) {
             UNROLL
             for (int e = 0; e < NX; e++) {
                 UNROLL
-                for (int v = 0; v < nv; v += each) {
-                    UNROLL
-                    for (int u = 0; u < each; u++)
-                        b[u] = v_hold(n_load(t->w->w[c + e] + j + (v + u) * VL));
+                for (int v = 0; v < nv; v++) {
+                    V b = v_hold(n_load(t->panel->w[c + e] + j + v * VL));
                     UNROLL
                     for (int i = 0; i < mr; i++) {
                         V a = x_load(t->x + i * PANEL_K + c);
-                        UNROLL
-                        for (int u = 0; u < each; u++)
-                            acc[i * nv + v + u] = v_fma_at(a, e, b[u], acc[i * nv + v + u]);
+                        acc[i * nv + v] = v_fma_at(a, e, b, acc[i * nv + v]);
                     }
                 }
             }
@@ -336,13 +334,16 @@ INLINE void panel_tile(const void *what, const int mr) {
 /* Adds x (rows, PANEL_K) times the PANEL_K columns whose groups begin at w to sum (rows, PART). */
 static void multiply_packed(float *sum, const float *x, int rows, const uint8_t *w) {
     Panel panel; /* not initialized: to fill it with zeros would take longer than its use */
-    load_columns(&panel, w, rows > DIRECT);
-    if (rows <= DIRECT)
-        for_rows(packed_tile, &(PackedTile){sum, x, &panel}, rows);
-    else
-        for (int i = 0; i < rows; i += FEW)
-            for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
-                     imin(FEW, rows - i));
+    PackedTile first = {sum, x, &panel};
+    load_columns(&panel, w);
+    if (rows <= DIRECT) {
+        for_rows(packed_tile, &first, rows);
+        return;
+    }
+    multiply_codes(&first, true, DIRECT);
+    for (int i = DIRECT; i < rows; i += MR)
+        for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
+                 imin(MR, rows - i));
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -23,10 +23,11 @@ trap 'exit 1' INT TERM
 "$build/bench_host" >"$tmp/host"
 fma=$(awk '$1 == "multiply_add" { print $2 }' "$tmp/machine")
 read=$(sed -n 's/.*plain read *\([0-9.]*\).*/\1/p' "$tmp/host" | head -1)
-# share(FLOP, bytes, seconds) says which of the two bounds is the slower one, and how much of the seconds it is.
-bound='function share(flop, bytes, s) {
+# share(FLOP, bytes, seconds, more) says which of the two bounds is the slower one, and how much of the seconds it is; the time to
+# read `more` bytes, if given, is added to it.
+bound='function share(flop, bytes, s, more) {
     a = flop / '"$fma"' / 1e9; m = bytes / '"$read"' / 1e9
-    return sprintf("%s %.0f%%", a > m ? "multiply-adds" : "plain read", 100 * (a > m ? a : m) / s)
+    return sprintf("%s %.0f%%", a > m ? "multiply-adds" : "plain read", 100 * ((a > m ? a : m) + more / '"$read"' / 1e9) / s)
 }'
 
 echo "machine ($(awk '$1 == "threads" { print $2 }' "$tmp/machine") threads, $(uname -m), disk at $dir)"
@@ -73,8 +74,10 @@ run memory --gpu-batch-size 16 $memory
 awk -v pre="$(get memory prefill_s)" -v dec="$(get memory decode_s)" "$bound"'BEGIN {
     layer = 2 * (4 * 768 * 768 + 2 * 768 * 3072) * 12; head = 2 * 50272 * 768 # FLOP a token, attention left out; and bytes
     p = 16 * (128 * layer + head); d = 16 * 31 * (layer + head)
+    cache = 16 * 31 * (128 + 16) * 4 * 768 * 12 # bytes that attention reads while products wait, and the other way round
     printf "  all in memory, 16 x 128 + 32: prefill %6.1f GFLOP/s   %s\n", p / pre / 1e9, share(p, 0, pre)
     printf "                                decode  %6.1f GFLOP/s   %s\n", d / dec / 1e9, share(d, 31 * (layer + head), dec)
+    printf "                                with a plain read of the cache: %s\n", share(d, 31 * (layer + head), dec, cache)
 }'
 
 # One prompt alone reads every weight of the layers and of the head for each token.
