@@ -124,6 +124,7 @@ static bool traced_later(const TaskRun *run) { return run->bench && run->gpu && 
 static int load_device(TaskRun *run, Error *err) {
     Device *device = run->device;
     memcpy(device->link, run->options->link, sizeof device->link);
+    device->no_graph = run->options->no_graph;
     if (run->net)
         device->net = run->net;
     if (!run->sim)

@@ -1984,6 +1984,36 @@ static int gpu_copy(Gpu *gpu, Lane lane, StridedCopy c, Error *err) {
     return checked(e, "copy", err);
 }
 
+static int gpu_capture(Gpu *gpu, Lane lane, Error *err) {
+    cudaError_t e = cudaStreamBeginCapture(stream_of(gpu, lane), cudaStreamCaptureModeThreadLocal);
+    if (e)
+        cudaGetLastError(); /* or the next launch would be blamed for it */
+    return checked(e, "capturing a graph", err);
+}
+
+static void *gpu_captured(Gpu *gpu, Lane lane, Error *err) {
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t graph = NULL;
+    cudaError_t e = cudaStreamEndCapture(stream_of(gpu, lane), &captured);
+    if (!e)
+        e = cudaGraphInstantiateWithFlags(&graph, captured, 0);
+    if (captured)
+        cudaGraphDestroy(captured);
+    if (e)
+        cudaGetLastError(); /* as above */
+    return checked(e, "making a graph", err) ? NULL : graph;
+}
+
+static int gpu_launch(Gpu *gpu, Lane lane, void *graph, Error *err) {
+    return checked(cudaGraphLaunch((cudaGraphExec_t)graph, stream_of(gpu, lane)), "a graph", err);
+}
+
+static void gpu_forget(Gpu *gpu, Lane lane, void *graph) {
+    cudaStreamSynchronize(stream_of(gpu, lane));
+    cudaGraphExecDestroy((cudaGraphExec_t)graph);
+    cudaGetLastError(); /* forgets an error that the next sync reports */
+}
+
 static int record(Gpu *gpu, Lane lane, cudaEvent_t event, Error *err) {
     return checked(cudaEventRecord(event, stream_of(gpu, lane)), "event", err);
 }
@@ -2291,9 +2321,10 @@ static int open_memory(CudaGpu *g, Error *err) {
 }
 
 static Gpu *open_gpu(Error *err) {
-    static const GpuCalls calls = {gpu_run,  gpu_copy,  gpu_begin,   gpu_end,   gpu_after,
-                                   gpu_sync, gpu_took,  gpu_began,   gpu_alloc, gpu_release,
-                                   gpu_pin,  gpu_unpin, gpu_transfer};
+    static const GpuCalls calls = {gpu_run,    gpu_copy,    gpu_capture, gpu_captured, gpu_launch,
+                                   gpu_forget, gpu_begin,   gpu_end,     gpu_after,    gpu_sync,
+                                   gpu_took,   gpu_began,   gpu_alloc,   gpu_release,  gpu_pin,
+                                   gpu_unpin,  gpu_transfer};
     CudaGpu *g = (CudaGpu *)xcalloc(1, sizeof *g);
     setenv("CUDA_MODULE_LOADING", "LAZY", 0); /* before CUDA 12.2 all code is loaded at once */
     g->call = &calls;

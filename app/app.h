@@ -30,7 +30,7 @@ typedef struct Options {
     int prompt_len[2], gen_len[2]; /* least, most */
     Policy policy;                 /* gbs, num_gpu_batches 0: not given */
     bool fixed[6];                 /* true for each of wg wc cg cc hg hc that is given */
-    bool fixed_schedule, frontier, explain, no_rehearsal;
+    bool fixed_schedule, frontier, explain, no_rehearsal, no_graph;
     bool compress_weight, compress_head, compress_cache, allow_compression;
     Quant quant;        /* --bits and --group; sizes other than is_stored's are only simulated */
     double max_latency; /* seconds that one block may take; 0: any number */

@@ -307,6 +307,9 @@ static const Flag flags[] = {
      "wait for every operation at once"},
     {"--synchronize", "gbpe", SWITCH(policy.synchronize),
      "wait for all lanes behind every square, as Figure 4 does"},
+    {"--no-graph", "gbe", SWITCH(no_graph),
+     "launch every kernel of the GPU by itself, as in a trace and with several batches; not many "
+     "together as a CUDA graph"},
     {"--page-tokens", "gbpe", WHOLE(policy.page_tokens, 1, 4096), "N: tokens of a KV page (16)"},
     {"--device", "gbpme", TEXT(device),
      "host, cuda (the GPU, if there is one), or for bench sim, a machine made of numbers"},

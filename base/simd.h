@@ -162,8 +162,17 @@ INLINE V v_load(const float *p) {
 INLINE void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
 
 INLINE V v_select(VI mask, V yes, V no) { return (V)(((VI)yes & mask) | ((VI)no & ~mask)); }
+/* If b is NaN, v_max and v_min return a. */
+#if VL == 16
+INLINE V v_max(V a, V b) { return (V)_mm512_max_ps((__m512)b, (__m512)a); }
+INLINE V v_min(V a, V b) { return (V)_mm512_min_ps((__m512)b, (__m512)a); }
+#elif VL == 8
+INLINE V v_max(V a, V b) { return (V)_mm256_max_ps((__m256)b, (__m256)a); }
+INLINE V v_min(V a, V b) { return (V)_mm256_min_ps((__m256)b, (__m256)a); }
+#else
 INLINE V v_max(V a, V b) { return v_select(a < b, b, a); }
 INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
+#endif
 
 // -------------------------------------------------------------------------------------------------
 // Functions that each instruction set has its own words for. t_keep makes a table of its numbers.
@@ -336,17 +345,17 @@ INLINE V v_load_f16(const f16 *p) {
     memcpy(&h, p, sizeof h);
     return v_widen(h);
 }
-/* Loads four vectors that lie side by side; NEON loads two of halves at once. */
+/* Loads four vectors that lie side by side; NEON loads them by one instruction. */
 INLINE void v_load_four(V out[4], const f16 *p) {
-    UNROLL
-    for (int i = 0; i < 4; i++) {
 #ifdef __ARM_NEON
-        if (i % 2 == 0)
-            v_widen_two(out + i, (uint8x16_t)vld1q_u16(p + i * VL));
+    uint16x8_t first = vld1q_u16(p), second = vld1q_u16(p + 8);
+    v_widen_two(out, (uint8x16_t)first);
+    v_widen_two(out + 2, (uint8x16_t)second);
 #else
+    UNROLL
+    for (int i = 0; i < 4; i++)
         out[i] = v_load_f16(p + i * VL);
 #endif
-    }
 }
 /* Adds x * w[j] to sum[j], element by element, for four vectors of x and of each w[j] from column c
  * on. */
@@ -463,7 +472,7 @@ INLINE float v_largest(V v) {
 INLINE V v_exp(V x) {
     float round = 0x1.8p23f; /* x + round leaves the nearest integer in the low bits */
     VI tiny = x < -87.0f;
-    x = v_select(tiny, v_set(0), v_select(x > 88.0f, v_set(88.0f), x));
+    x = v_max(v_min(x, v_set(88)), v_set(-87));
     V shifted = v_fma(x, v_set(0x1.715476p0f), v_set(round)), n = shifted - round;
     V r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
     V e = v_set(1 / 5040.0f);

@@ -691,6 +691,7 @@ static int measure_machine(Hardware *hardware, const ProfileSize *size, const Th
         hardware->nmem = 1;
     p.device = device_open(gpu, &p.plan, &p.none, here->offload_dir, err);
     if (p.device) {
+        p.device->no_graph = true; /* what is repeated here comes once in a sweep */
         fill_memory(&p);
         status = measure_all(hardware, &p);
         p.device->close(p.device);

@@ -38,10 +38,12 @@ struct Device {
     Trace *trace; /* receives the ops that have finished; NULL: no trace. Set before the first op */
     double link[NCHANNELS]; /* host device: bytes/s to which a link is slowed; 0: not slowed. Set
                                before the first op */
-    int delay_us[NLANES];   /* delays each op of a lane; tests find missing events with it */
+    int delay_us[NLANES]; /* delays each op of a lane, or segment; tests find missing events with it
+                           */
     Net *net;        /* the pipeline that it is a stage of; NULL: none. Set before the first op */
-    const int *stop; /* host, cuda: once this is not 0, no further op begins, as if one had failed;
-                        NULL: never */
+    bool no_graph;   /* cuda: every op is launched by itself. Set before the first op */
+    const int *stop; /* host, cuda: once this is not 0, no further op or segment begins, as if one
+                        had failed; NULL: never */
 
     /* Queues the op and returns the event of its end. Copies the op and its moves, but not the
      * index arrays that it points to. */

@@ -10,7 +10,10 @@
 
 #include "device/parts.h"
 
-enum { BLOCK = 64 }; /* tokens */
+enum {
+    BLOCK = 64,     /* tokens */
+    WIDE = 64 / VL, /* vectors of columns that are summed together, for one row */
+};
 
 // -------------------------------------------------------------------------------------------------
 // The two tiles that attention is made of: dot products of rows, and weighted sums of rows. They
@@ -19,11 +22,9 @@ enum { BLOCK = 64 }; /* tokens */
 // -------------------------------------------------------------------------------------------------
 
 /* Adds x[i] * w[j] to acc[i * NR + j], element by element, for mr rows of x and NR rows of w (F16),
- * which have hd columns. */
-INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, const int mr) {
-    int ld = round_up(hd, VL), d = 0;
-    for (; VL == 4 && mr == 1 && d + 4 * VL <= hd; d += 4 * VL) /* NEON shares loads */
-        add_four(acc, x, (const f16 *const *)w, d);
+ * over columns d to hd. */
+INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int d, int hd, const int mr) {
+    int ld = round_up(hd, VL);
     for (; d < hd; d += VL) {
         V a[MR];
         UNROLL
@@ -42,7 +43,7 @@ INLINE void add_dots(V *acc, const float *x, const void *const w[NR], int hd, co
 /* Writes dot[i * BLOCK + j] = x[i] . w[j], never -0, for rows as above. */
 INLINE void dot_tile(float *dot, const float *x, const void *const w[NR], int hd, const int mr) {
     V acc[MR * NR] = {{0}}, *row = acc;
-    add_dots(acc, x, w, hd, mr);
+    add_dots(acc, x, w, 0, hd, mr);
     UNROLL
     for (int i = 0; i < mr; i++, row += NR) {
         V4 s = v_sum4(row[0], row[1], row[2], row[3]) + (V4){0};
@@ -62,8 +63,8 @@ typedef struct {
  * in v. */
 INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const int nv, int mr) {
     int ld = round_up(hd, VL);
-    bool pairs = VL == 4 && mr == 1 && nv == 4; /* the loads that NEON shares */
-    V acc[MR][4], a[MR], b[4];
+    bool fours = mr == 1 && nv >= 4; /* else there are no registers left for four */
+    V acc[MR][WIDE], a[MR], b[4];
     UNROLL
     for (int i = 0; i < mr; i++) {
         UNROLL
@@ -74,15 +75,16 @@ INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const i
         UNROLL
         for (int i = 0; i < mr; i++)
             a[i] = v_set(w->p[i * BLOCK + t]);
-        if (pairs)
-            v_load_four(b, (const f16 *)w->v[t] + d);
         UNROLL
         for (int u = 0; u < nv; u++) {
-            if (!pairs)
-                b[u] = v_load_f16_part((const f16 *)w->v[t] + d + u * VL, last);
+            const f16 *v = (const f16 *)w->v[t] + d + u * VL;
+            if (!fours)
+                b[u % 4] = v_load_f16_part(v, last);
+            else if (u % 4 == 0)
+                v_load_four(b, v);
             UNROLL
             for (int i = 0; i < mr; i++)
-                acc[i][u] = v_fma(a[i], b[u], acc[i][u]);
+                acc[i][u] = v_fma(a[i], b[u % 4], acc[i][u]);
         }
     }
     UNROLL
@@ -95,6 +97,8 @@ INLINE void weigh_tile(const Weighted *w, int hd, int d, const int last, const i
 
 INLINE void weigh_columns(const Weighted *w, int hd, const int mr) {
     int d = 0;
+    for (; mr == 1 && d + WIDE * VL <= hd; d += WIDE * VL)
+        weigh_tile(w, hd, d, VL, WIDE, mr);
     for (; d + 4 * VL <= hd; d += 4 * VL)
         weigh_tile(w, hd, d, VL, 4, mr);
     for (; d < hd; d += VL)
@@ -439,10 +443,16 @@ INLINE void dot_codes(V acc[NR], const float *q, const void *const k[NR], int d,
 /* Adds q . k[j] to acc[j], element by element, for NR heads of K. */
 INLINE void dot_head(V acc[NR], const float *q, const void *const k[NR], const int hd,
                      bool packed) {
-    if (!packed)
-        add_dots(acc, q, k, hd, 1);
-    for (int d = 0; packed && d < hd; d += GROUP)
-        dot_codes(acc, q, k, d, imin(GROUP, hd - d));
+    int d = 0;
+    if (packed) {
+        for (; d < hd; d += GROUP)
+            dot_codes(acc, q, k, d, imin(GROUP, hd - d));
+    } else {
+        PRAGMA(GCC unroll 8)
+        for (; d + 4 * VL <= hd; d += 4 * VL)
+            add_four(acc, q, (const f16 *const *)k, d);
+        add_dots(acc, q, k, d, hd, 1);
+    }
 }
 
 /* Scores NR tokens from t on for TOGETHER heads from `first` on, or for those that the task has.

@@ -8,7 +8,9 @@
  * stream to wait for those, and goes on ahead of the GPU. FINISH waits for other lanes than PROJECT
  * only where attention does: for the CPU, or for pages that are not at home on the GPU. Where there
  * are none, or one batch alone is in flight, ops of FINISH join the queue and the stream of
- * PROJECT, and no marks are needed between them.
+ * PROJECT, and no marks are needed between them. Of one batch its thread takes ops by the segment:
+ * as many as follow each other with nothing to wait for between them. graph.c launches a segment
+ * that came before as a whole.
  *
  * The host device's links can be slowed (Device.link), to show on a laptop how a PCIe link or a
  * disk changes a schedule. The lanes that are busy on a link share it equally, as in the sim. An op
@@ -21,7 +23,7 @@
  *
  * The first op that fails makes all later ones do nothing; wait reports it. Contract: one thread
  * posts.
- * Read next: tiers.c. */
+ * Read next: graph.c. */
 #include <math.h>
 #include <unistd.h>
 
@@ -30,6 +32,7 @@
 enum {
     RING = MARKS,
     SQUARE_OPS = 24, /* a square of one piece posts fewer ops than this to a queue */
+    SEGMENT = 32, /* the most ops of a segment: a GPU that is idle waits until so many are posted */
 };
 
 /* Seconds that a lane on a slowed link may be late and still catch up. */
@@ -48,6 +51,7 @@ typedef struct {
     Lane lane;      /* the lane that it was posted for */
     uint64_t order; /* number of ops of all lanes that were posted before it */
     size_t bytes;   /* bytes that it moves */
+    bool ends;      /* its segment ends with it */
 } Posted;
 
 /* A slowed link. The lanes on it share it equally, so one number says how far all of them are: a
@@ -77,6 +81,7 @@ typedef struct {
     pthread_cond_t ready_cond;    /* wakes its thread, which may go on */
     pthread_cond_t progress_cond; /* wakes those who wait for its ops */
     uint64_t posted;              /* ops in the queue so far */
+    uint64_t whole;               /* ops up to the last that ends a segment: these may begin */
     uint64_t begun;               /* ops that have run, or have been given to the stream */
     uint64_t waitable;   /* ops that others can wait for: they are done, or on a stream have a mark
                             behind them */
@@ -104,8 +109,10 @@ struct LaneDevice {
     uint64_t nposted;
     bool closing, failed;
     bool one_stream; /* FINISH and PROJECT share a stream */
-    bool mixes;      /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
-                        lanes were */
+    Graphs
+        *graphs; /* of that stream; NULL: there is not one batch alone, which waits for launches */
+    bool mixes;  /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
+                   lanes were */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -180,7 +187,7 @@ static void sleep_on(LaneDevice *d, LaneState *lane, uint64_t seq) {
  * now. */
 static uint64_t first_order(const LaneDevice *d, const LaneState *lane) {
     const Posted *job = &lane->queue[lane->begun % d->capacity];
-    if (lane->begun == lane->posted)
+    if (lane->begun >= lane->whole)
         return NOT_READY;
     for (const Event *e = job->op.after; e < job->op.after + job->op.nafter; e++)
         if (d->lane[e->lane].waitable < e->seq)
@@ -192,6 +199,22 @@ static uint64_t first_order(const LaneDevice *d, const LaneState *lane) {
 static void wake_ready(LaneDevice *d, const LaneState *lane) {
     if (first_order(d, lane) != NOT_READY)
         pthread_cond_signal(&d->lane[lane->index == FINISH ? PROJECT : lane->index].ready_cond);
+}
+
+/* Ends a segment with op seq of the lane. */
+static void end_segment(LaneDevice *d, LaneState *lane, uint64_t seq) {
+    if (seq > lane->begun)
+        lane->queue[(seq - 1) % d->capacity].ends = true;
+    if (seq > lane->whole) {
+        lane->whole = seq;
+        wake_ready(d, lane);
+    }
+}
+
+/* Ends the segment of the ops that are held back, before the thread that posts waits: it will not
+ * post the rest meanwhile. */
+static void hold_nothing(LaneDevice *d) {
+    end_segment(d, &d->lane[PROJECT], d->lane[PROJECT].posted);
 }
 
 /* Wakes those who may go on after the lane has made progress, and only those: waking a thread takes
@@ -273,15 +296,15 @@ static bool is_other_call(const LaneDevice *d, const LaneState *lane, const Post
            (span->lane != slice.lane || !same_call(span, &slice));
 }
 
-/* Makes the stream wait for the ops that its next op depends on. Ops without events of their own
- * belong to the span before them. */
-static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job) {
+/* Makes the stream wait for the ops that its next n ops, of which the first is given, depend on.
+ * Ops without events of their own belong to the span before them. */
+static void begin_on_stream(LaneDevice *d, LaneState *lane, const Posted *job, int n) {
     const Op *op = &job->op;
-    uint64_t seq = lane->begun + 1;
-    if (op->nafter || lane->begun - lane->waitable >= RING / 2 || is_other_call(d, lane, job))
+    uint64_t seq = lane->begun + 1, last = lane->begun + n;
+    if (op->nafter || last - lane->waitable > RING / 2 || is_other_call(d, lane, job))
         end_span(d, lane);
-    if (seq > RING) /* its mark is reused; no stream is farther ahead of the GPU */
-        sleep_until(d, lane, seq - RING);
+    if (last > RING) /* their marks are reused; no stream is farther ahead of the GPU */
+        sleep_until(d, lane, last - RING);
     if (lane->begun != lane->waitable) {
         lane->span[(lane->waitable + 1) % RING].slice.bytes += job->bytes;
         return;
@@ -355,6 +378,19 @@ static void link_leave(LaneDevice *d, LaneState *lane) {
 // Threads, posting, waiting
 // -------------------------------------------------------------------------------------------------
 
+/* Runs the ops of a segment on the stream that it belongs to. The lock is free meanwhile. */
+static void run_segment(LaneDevice *d, const LaneState *lane, int n) {
+    Op *op[SEGMENT];
+    Error err;
+    for (int i = 0; i < n; i++)
+        op[i] = &lane->queue[(lane->begun + i) % d->capacity].op;
+    pthread_mutex_unlock(&d->lock);
+    int status = graphs_run(d->graphs, op, n, &err);
+    pthread_mutex_lock(&d->lock);
+    if (status)
+        note_failure(d, &err);
+}
+
 /* Runs a job and notes it. The lock is free while it runs. */
 static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
     Link *link = &d->link[lane_channel[lane->index]];
@@ -387,10 +423,13 @@ static void run_job(LaneDevice *d, LaneState *lane, Posted *job) {
         trace_add(d->base.trace, &slice, lanes_settled(d));
 }
 
-/* Runs the lane's first op when its events have all happened, or on streams been posted. */
+/* Runs the lane's first segment when the events of its first op have all happened, or on streams
+ * been posted. Other ops of a segment have no events. */
 static void run_first(LaneDevice *d, LaneState *lane) {
     Posted *job = &lane->queue[lane->begun % d->capacity];
-    int delay = d->base.delay_us[lane->index];
+    int delay = d->base.delay_us[lane->index], n = 1;
+    while (!lane->queue[(lane->begun + n - 1) % d->capacity].ends)
+        n++;
     for (int i = 0; i < job->op.nafter && !lane->is_stream; i++)
         await(d, lane, job->op.after[i]);
     if (delay && !d->failed) {
@@ -402,13 +441,15 @@ static void run_first(LaneDevice *d, LaneState *lane) {
     if (d->base.stop && __atomic_load_n(d->base.stop, __ATOMIC_RELAXED))
         note_failure(d, &(Error){EXIT_FAILED, "stopped"}); /* a signal, for example */
     if (lane->is_stream)
-        begin_on_stream(d, lane, job);
-    if (!d->failed)
+        begin_on_stream(d, lane, job, n);
+    if (!d->failed && n > 1)
+        run_segment(d, lane, n);
+    else if (!d->failed)
         run_job(d, lane, job);
     lane->began = INFINITY;
-    if (job->op.code == OP_COPY)
+    if (job->op.code == OP_COPY) /* which is a segment */
         free((void *)job->op.moves);
-    lane->begun++;
+    lane->begun += n;
     if (!lane->is_stream)
         lane->waitable = lane->begun;
     wake_waiting(d, lane);
@@ -447,10 +488,18 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
     job->op = *op;
     job->op.lane = queue;
     job->lane = op->lane;
+    job->ends = false;
     job->op.nafter = 0;
     for (int i = 0; i < op->nafter; i++)
         if (op->after[i].lane != (int)queue)
             job->op.after[job->op.nafter++] = op->after[i];
+}
+
+/* Returns true if an op in a queue is held back until its segment is whole: until there are SEGMENT
+ * ops, or one with events of its own, or until somebody waits. A trace tells calls apart. */
+static bool may_be_held(const LaneDevice *d, const Op *op, Lane queue) {
+    return d->graphs && queue == PROJECT && op->code != OP_COPY && !d->base.trace &&
+           !d->base.no_graph;
 }
 
 /* Queues an op; waits only if the queue is full. */
@@ -477,7 +526,13 @@ static Event device_post(Device *base, const Op *op) {
     if (moves)
         job->op.moves = moves;
     Event event = {queue, ++lane->posted};
-    wake_ready(d, lane);
+    bool alone = !may_be_held(d, op, queue);
+    if (alone || job->op.nafter)
+        end_segment(d, lane, event.seq - 1);
+    if (alone || event.seq - lane->whole == SEGMENT)
+        end_segment(d, lane, event.seq);
+    for (const Event *e = job->op.after; e < job->op.after + job->op.nafter; e++)
+        end_segment(d, &d->lane[e->lane], e->seq);
     pthread_mutex_unlock(&d->lock);
     return event;
 }
@@ -485,6 +540,7 @@ static Event device_post(Device *base, const Op *op) {
 static int device_wait(Device *base, Event e, Error *err) {
     LaneDevice *d = (LaneDevice *)base;
     pthread_mutex_lock(&d->lock);
+    hold_nothing(d);
     await(d, NULL, e);
     if (d->gpu && __atomic_load_n(d->gpu->bad, __ATOMIC_RELAXED)) {
         Error bad;
@@ -532,6 +588,7 @@ static void device_close(Device *base) {
     pthread_mutex_lock(&d->lock);
     d->closing = true;
     note_failure(d, &(Error){0});
+    hold_nothing(d);
     for (int i = 0; i < NLANES; i++)
         pthread_cond_signal(&d->lane[i].ready_cond);
     pthread_mutex_unlock(&d->lock);
@@ -543,6 +600,7 @@ static void device_close(Device *base) {
         pthread_cond_destroy(&d->lane[i].progress_cond);
         free(d->lane[i].queue);
     }
+    graphs_close(d->graphs);
     arenas_close(&d->arenas);
     pthread_mutex_destroy(&d->lock);
     for (int c = 0; c < NCHANNELS; c++)
@@ -595,6 +653,8 @@ Device *device_open(Gpu *gpu, const Plan *plan, const Checkpoint *checkpoint,
     CHECK(plan->act_type == d->base.act_type);
     d->gpu = d->arenas.gpu = gpu;
     d->one_stream = gpu && (plan->batches == 1 || !plan->off_seqs);
+    if (gpu && plan->batches == 1)
+        d->graphs = graphs_open(&d->arenas, &d->base.notice);
     d->mixes = plan->policy.schedule == SCHEDULE_DIAGONAL;
     if (gpu) {
         d->call = gpu->call;

@@ -118,6 +118,16 @@ typedef struct GpuCalls {
     /* Posts a copy. */
     int (*copy)(Gpu *, Lane lane, StridedCopy, Error *);
 
+    /* Between these two, which one thread calls, the ops that run posts on the lane are not done,
+     * but become the graph that is returned (NULL: it fails), in their order. They have run before,
+     * and nothing else is posted on the lane meanwhile. */
+    int (*capture)(Gpu *, Lane lane, Error *);
+    void *(*captured)(Gpu *, Lane lane, Error *);
+    /* Posts all of a graph at once. */
+    int (*launch)(Gpu *, Lane lane, void *graph, Error *);
+    /* Frees a graph, once the lane has done all that was posted on it. */
+    void (*forget)(Gpu *, Lane lane, void *graph);
+
     /* begin and a timed end note the times before and after what is posted between them. An end
      * that is not timed takes less of the GPU's time. Once a mark has passed, the one MARKS later
      * may be made in its place. */
@@ -226,6 +236,21 @@ int arenas_upload(const Arenas *a, Tensor dst, size_t first, const void *src, si
 /* Fails with the message for logits that are not finite. */
 int logits_not_finite(Error *err);
 void arenas_close(Arenas *a);
+
+// -------------------------------------------------------------------------------------------------
+// graph.c: ops that a GPU is given again
+// -------------------------------------------------------------------------------------------------
+
+/* What the stream of PROJECT was given. */
+typedef struct Graphs Graphs;
+/* arenas, notice: of the device, which opens and closes it. The notice says if no graph can be
+ * made.
+ */
+Graphs *graphs_open(const Arenas *arenas, Error *notice);
+/* Posts n ops on the stream: one by one, or by one launch if these ops were posted before. */
+int graphs_run(Graphs *graphs, Op *const op[], int n, Error *err);
+/* May be given NULL. */
+void graphs_close(Graphs *graphs);
 
 // -------------------------------------------------------------------------------------------------
 // host.c, host_linear.c, host_attend.c

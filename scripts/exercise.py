@@ -6,7 +6,8 @@
     ... --variant V DIR           with the contracts of variant V where exercises have variants; notes that in DIR/../variants.csv
     exercise.py kit [N...]        what the grading of these needs, or of all, in build/kit (scripts/exam.py)
     exercise.py check [N...]      of every exercise, or of these: the original is green, the blank red, wrong ones in between
-    exercise.py sample [N...]     the same of one blank or wrong one of each, always the same
+    exercise.py sample [N...]     the same of one blank or wrong one of each, always the same; that the table follows the source, of all
+    exercise.py debugging [N]     whether the commands of docs/DEBUGGING.md, or its first N, print what it shows below them
     exercise.py course            the six weeks in their order, each exercise in the tree of its week
 
 In a tree, what is not to be written there and not yet known comes as an object without its source, so that the rest works.
@@ -668,9 +669,9 @@ def check(numbers, sample=False):
     numbers = numbers or list(exercises)
     kit = os.path.join(build_dir(), "kit")
     make_kit(kit, original, exercises, numbers)
-    cases = [list(cases_of(exercises, original, number)) for number in numbers]
+    cases = {number: list(cases_of(exercises, original, number)) for number in (exercises if sample else numbers)}
     if sample:
-        cases = [[draw.choice([case for case in c if case[1] != "original"])] for c in cases]
+        cases = {number: [draw.choice([case for case in c if case[1] != "original"])] for number, c in cases.items()}
     results, bad = [], []
     given_away = [*leaks(original, exercises, read_weeks(TABLE)), *unsaid(original, exercises)]
     print("".join("%s\n" % leak for leak in given_away), end="")
@@ -695,10 +696,50 @@ def check(numbers, sample=False):
         print(line + "\n", end="", flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(1 if sample else os.cpu_count() or 1) as pool:
-        list(pool.map(work, itertools.chain.from_iterable(cases)))
+        list(pool.map(work, itertools.chain.from_iterable(cases[number] for number in numbers)))
     print("".join(bad) + "%d of %d originals have all points, %d of %d other right solutions too, %d of %d blanks none, %d of %d wrong solutions "
           "those that they should, %d of %d escapes none, %d of %d variants all points in their own alone" % tuple(n for kind in KINDS for n in (results.count((kind, True)), sum(k == kind for k, _ in results))))
     return not bad and not given_away
+
+
+# ---- docs/DEBUGGING.md ----------------------------------------------------------------------------------------------
+
+
+def debugging(most=None):
+    """Whether the commands of the page show what is below them, in the tree and with the mistake that it speaks of. A command "$ ..." may
+    go on behind a backslash. Its output has the lines below it in this order, in which "..." stands for anything. Where gdb cannot start
+    a program its commands are left out."""
+    exercises, original = read_table(TABLE), tracked()
+    page = original["docs/DEBUGGING.md"].decode()
+    commands = re.findall(r"^    \$ ((?:.*\\\n)*.*\n)((?:    (?!\$ ).*\n)*)", page, re.M)
+    if len(commands) < 12:
+        sys.exit("docs/DEBUGGING.md: has %d commands" % len(commands))
+    with tempfile.TemporaryDirectory(prefix="flexgen-debugging-") as dir:
+        tree = os.path.join(dir, "tree")
+        write_starter(tree, original, exercises, [5])
+        wrong = next(files for _, _, what, files, *_ in cases_of(exercises, original, 5) if "the weights of this layer" in what)
+        load = "load_weight(run, j, k);"
+        write_tree(tree, {"schedule.c": wrong["schedule.c"].replace(load, 'fprintf(stderr, "square %d %d %d\\n", run->i, j, k); ' + load)})
+        code, last = re.search(r"```c\n(.*?)```", page, re.S)[1], "    note(COMPUTE, start, now(), 0);\n"
+        with open(os.path.join(tree, "mini.c")) as f:
+            before, after = f.read().split(last)
+        write_tree(tree, {"mini.c": before + code + last + after})
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "GRADE")) and name not in ("BUILD", "SUITE")}
+
+        def run(*words):
+            return subprocess.run(words, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.decode()
+
+        gdb = shutil.which("gdb") and "exited normally" in run("gdb", "-batch", "-ex", "run", "true")
+        for command, shown in commands[:most]:
+            if "gdb " in command and not gdb:
+                continue
+            said, at = run("sh", "-c", command.replace("/tmp/", dir + "/")), 0
+            for line in shown.splitlines():
+                found = re.compile(".*".join(map(re.escape, line[4:].split("...")))).search(said, at)
+                if not found:
+                    sys.exit("%s    does not show\n%s\n    but\n%s" % (command, line, said))
+                at = found.end()
+    print("%d of %d commands of docs/DEBUGGING.md show what is below them" % (len(commands[:most]), len(commands)))
 
 
 # ---- the course -----------------------------------------------------------------------------------------------------
@@ -759,6 +800,8 @@ if __name__ == "__main__":
         make_kit(os.path.join(build_dir(), "kit"), tracked(), table, wanted or list(table))
     elif command in ("check", "sample"):
         sys.exit(not check([int(a) for a in arguments], command == "sample"))
+    elif command == "debugging":
+        debugging(int(arguments[0]) if arguments else None)
     elif command == "course":
         sys.exit(not course("nokernels" not in arguments))
     else:

@@ -29,7 +29,7 @@ card 10 : what this machine is
 mini 30 : builds mini.cu; tokens of the shipped model beside those of mini.c; compute-sanitizer looks for wrong accesses
 build 100 : builds the program and the suites for this GPU
 cuda 45 gpu/test_cuda : every kernel beside its plain form
-tokens 35 flexgen : completions of the shipped model on host and GPU, greedy and sampled, and on the GPU twice
+tokens 35 flexgen : completions of the shipped model on host and GPU, greedy and sampled, and on the GPU without graphs
 eval 20 flexgen : perplexity of the shipped model on host and GPU
 lanes 20 gpu/test_lanes : queues, marks and traces of the GPU
 schedule 50 gpu/test_schedule : placements, schedules and batchings against each other, every 23rd
@@ -47,10 +47,11 @@ card 10 : what this machine is
 build 75 : builds the program and the benchmarks for this GPU
 bounds_gpu 25 bench_gpu : copies and products of this GPU at their best
 gpu 45 flexgen : opt-6.7b all on the GPU, and once more for a trace
-opt30b 75 flexgen : opt-30b all on the GPU, in 16 bits, with 4-bit weights, and 4-bit cache, batches of 8 and 64
+opt30b 65 flexgen : opt-30b all on the GPU, in 16 bits, with 4-bit weights, and 4-bit cache, batches of 8 and 64
 kernels 40 bench_gpu : flexgen's kernels by themselves
 limited 40 flexgen : opt-6.7b in a part of the GPU, the CPU attending; and once more for a trace
 offload 75 flexgen : opt-30b in a part of the GPU, weights and cache on the CPU; and once more for a trace
+graphs 10 flexgen : opt-125m all on the GPU, one prompt, with graphs and without
 waits 15 bench_gpu : launches, marks, waits, small copies beside large ones, pinning
 ncu 35 flexgen : counters of the kernels
 twice 20 flexgen : the same run twice, whose tokens must be the same
@@ -216,18 +217,18 @@ shared() {
           same += n; all += most; printf "  prompt %d: %d of %d characters\n", NR / 2 - 1, n, most }
         END { print "  alike: " same " of " all + 0; exit !(all && same >= least * all) }'
 }
-# The shipped model's completions, one sequence diffed with the other; on the GPU twice, which must be the same to the byte.
+# The shipped model's completions, one sequence diffed with the other; on the GPU once more without graphs, which must be the same to the byte.
 step_tokens() {
     local way run sampled rc=0 flags="--model models/opt-tiny --prompts models/prompts.txt --max-tokens 60 --percent 100 0 100 0 100 0
         --gpu-batch-size 5 --num-gpu-batches 1 --gpu-mem 2G --cpu-mem 2G --offload-dir $scratch"
     for way in greedy sampled; do
         [ $way = greedy ] && sampled= || sampled="--temperature 0.7 --top-p 0.9 --seed 3"
-        for run in host cuda again; do
-            "$BUILD/flexgen" generate --device "${run/again/cuda}" $flags $sampled --output "$DIR/tokens-$way-$run" || return
+        for run in host cuda "cuda --no-graph"; do
+            "$BUILD/flexgen" generate --device $run $flags $sampled --output "$DIR/tokens-$way-${run/ -/}" || return
         done
         echo "$way, host and cuda:"
         shared "$DIR/tokens-$way-host" "$DIR/tokens-$way-cuda" || rc=1
-        cmp "$DIR/tokens-$way-cuda" "$DIR/tokens-$way-again" || rc=1
+        cmp "$DIR/tokens-$way-cuda" "$DIR/tokens-$way-cuda-no-graph" || rc=1
     done
     return $rc
 }
@@ -314,6 +315,12 @@ step_gpu() {
 --model opt-1.3b --gpu-batch-size 32
 --model opt-1.3b --gpu-batch-size 4
 LIST
+}
+
+# What launches cost the smallest model.
+step_graphs() {
+    local small="--model opt-125m --prompt-len 32 --gen-len 256 --percent 100 0 100 0 100 0 --gpu-batch-size 1 --num-gpu-batches 1"
+    run_bench graphs $small && run_bench no-graphs $small --no-graph && grep -H '"decode_throughput"' "$DIR"/{graphs,no-graphs}.json
 }
 
 # All that fit; weights are made anew each time, 60 GB in 16 bits. The most telling first.

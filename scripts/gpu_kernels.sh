@@ -175,11 +175,13 @@ awk $constants '
         bound = least + cache; time = own + cache / .8 + 8 * 2.5
         printf "| %d | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f%% |\n", B, least, cache, bound, own, time, 100 * bound / time
     }
-    function launches(name, l, h, B,    n, took, memory) {
+    function launches(name, l, h, B,    n, took, graphs, memory) {
         n = 8 * l + 6 + 2
         took = 2.5 * n + 4
+        graphs = 0.5 * n + 4 + 32 * 0.5
         memory = 2 * (l * 12 * h * h + 50272 * h + B * l * 2 * 512 * h) / 936e3
-        printf "| %s | %d | %d | %.0f | %.0f | %.0f%% |\n", name, B, n, took, memory, 100 * took / (took + memory)
+        printf "| %s | %d | %d | %.0f | %.0f | %.0f%% | %d | %.0f | %.0f%% |\n", name, B, n, took, memory, 100 * took / (took + memory),
+               int((n - 2 + 31) / 32), graphs, 100 * graphs / (graphs + memory)
     }
     BEGIN {
         print "\n## Products with packed weights: waves\n"
@@ -198,8 +200,10 @@ awk $constants '
         print "Arithmetic, not a measurement. Counted by the suite `lanes` on the emulation: of one batch, eight kernels a layer and six others, two"
         print "copies, and no events between layers. Assumed: 2.5 us from one launch or copy to the next, 4 us until a GPU that is idle begins; the"
         print "model and 512 tokens of F16 K and V of each sequence are read at 936 GB/s. Share: launches over launches and memory, as if"
-        print "nothing of them overlapped, though the host posts ahead of the GPU.\n"
-        print "| OPT | B | launches and copies | us | memory, us | share |\n|---|---|---|---|---|---|"
+        print "nothing of them overlapped, though the host posts ahead of the GPU. Graphs: of at most 32 kernels, when the sweep is like an"
+        print "earlier one (device/graph.c). Assumed of them: 0.5 us between two kernels, as NVIDIA has published of a V100 (2.9 us of work took"
+        print "3.4 us), and 0.5 us for which the host posts an operation, of which 32 are posted before the GPU begins.\n"
+        print "| OPT | B | launches and copies | us | memory, us | share | graphs | us | share |\n|---|---|---|---|---|---|---|---|---|"
         for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("125M", 12, 768, B)
         for (B = 1; B <= 32; B = B == 1 ? 8 : 4 * B) launches("1.3B", 24, 2048, B)
     }'

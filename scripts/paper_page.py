@@ -14,6 +14,7 @@ The four parts below are the source, the formulas, the code, and the page itself
 
 Needs only Python's standard library, 3.8 or later.
 """
+import functools
 import glob
 import html
 import os
@@ -180,6 +181,8 @@ def coloured(text):
 
 def starts_definition(lines, n, name):
     """True if a definition of that name begins in line n: of a function, a test or a type."""
+    if name not in lines[n] and not lines[n].startswith("typedef"):
+        return False
     line = re.sub(r"^__global__ void __launch_bounds__\([^)]*\)", "void", lines[n])
     if re.match(rf"TEST\({name}\)", line) or re.match(rf"(SHARED )?(struct|enum|union) {name} \{{", line) or re.match(rf"typedef .*\}} {name};", line):
         return True
@@ -192,6 +195,7 @@ def starts_definition(lines, n, name):
     return False
 
 
+@functools.lru_cache(maxsize=None)  # a station is checked, and then shown
 def definition(path, name):
     """[(number, line)] of a function or a type with its comment, and the number of its first line. None: the file has none."""
     lines = read(path).split("\n")

@@ -18,6 +18,7 @@
  *   pick_greedy         microseconds for 64 rows of 50,272 logits
  * waits, in microseconds:
  *   launch              an empty kernel behind others
+ *   launch_graph        the same in a graph of 32
  *   launch_mark         the same with a mark behind each, without a time
  *   launch_timed        the same between two marks with a time
  *   sync_sleep sync_poll    from posting an empty kernel to knowing that it is over
@@ -352,6 +353,22 @@ static double microseconds(int n, Once once) {
     });
 }
 
+/* Prints the microseconds of one of 32 launches that are a graph. */
+template <class Launch>
+static void print_graph(cudaStream_t stream, Launch launch) {
+    enum { KERNELS = 32, GRAPHS = 60 };
+    cudaGraph_t captured;
+    cudaGraphExec_t graph;
+    CHECKED(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < KERNELS; i++) launch();
+    CHECKED(cudaStreamEndCapture(stream, &captured));
+    CHECKED(cudaGraphInstantiateWithFlags(&graph, captured, 0));
+    const double us = microseconds(GRAPHS, [&] { CHECKED(cudaGraphLaunch(graph, stream)); });
+    printf("launch_graph %.2f\n", us / KERNELS);
+    CHECKED(cudaGraphExecDestroy(graph));
+    CHECKED(cudaGraphDestroy(captured));
+}
+
 static void print_launches(void) {
     enum { MANY = 2000 };
     cudaStream_t stream;
@@ -368,6 +385,7 @@ static void print_launches(void) {
         CHECKED(cudaEventRecord(mark, stream));
     };
     printf("launch %.2f\n", microseconds(MANY, launch));
+    print_graph(stream, launch);
     printf("launch_mark %.2f\n", microseconds(MANY, marked));
     printf("launch_timed %.2f\n", microseconds(MANY, [&] {
                CHECKED(cudaEventRecord(timed[0], stream));

@@ -26,13 +26,15 @@
  *   cuda_cpu_largest               (a variable) the bytes of the largest copy that was posted on a stream
  *   cuda_cpu_shared                (one more) the most dynamic shared memory that a kernel was allowed
  *   cuda_cpu_timed, cuda_cpu_asked (others, which count) events that were recorded with a time; that were asked about
- *   cuda_cpu_launches              (one more) kernels that were launched, a product of cuBLAS counting as one
+ *   cuda_cpu_launches              (one more) launches of a kernel, a product of cuBLAS or a graph
+ *   cuda_cpu_graphs, cuda_cpu_made (two more) launches of graphs; graphs that were made
  * and read when it matters, so that a test can set it before it opens the device:
  *   CUDA_CPU_MEM_MB=2048           device memory
  *   CUDA_CPU_ARCH=80               compute capability
  *   CUDA_CPU_SHARED=101376         shared memory of a block, at most
  *   CUDA_CPU_NO_DEVICE=1|2         no driver, or no GPU
  *   CUDA_CPU_PIN_FAILS=N           cudaHostRegister has no memory for the Nth range
+ *   CUDA_CPU_GRAPH_FAILS=N         there is no memory for the Nth graph
  *   CUDA_CPU_LAUNCH_FAILS=N        the Nth launch since the latest cudaGetDeviceCount lacks resources
  *
  * A launch is compared with its kernel's row in results/kernels.md: threads, shared memory, and registers.
@@ -616,9 +618,10 @@ inline std::map<uintptr_t, Allocation> &allocations = *new std::map<uintptr_t, A
 inline std::vector<Thread *> &idle = *new std::vector<Thread *>; /* left by streams: fibers are dear in TSan */
 inline std::pair<size_t, void *> spare; /* the largest device memory that was freed: fresh pages are dear */
 inline size_t memory_used = 0;
-inline std::atomic<long> launches, events;
+inline std::atomic<long> launches, events, graphs;
 inline std::atomic<bool> pin_failed;
 inline thread_local cudaError_t last_error = cudaSuccess;
+inline thread_local bool capturing_here; /* this thread captures a graph */
 
 inline cudaError_t error(cudaError_t e) { return last_error = e; }
 inline cublasStatus_t error(cublasStatus_t s) { return s; } /* the library keeps none */
@@ -626,6 +629,12 @@ template <class Status>
 Status refuse(Status s, const char *where, const char *why) {
     complain(false, "%s: %s", where, why);
     return error(s);
+}
+
+/* Refuses what a thread may not do while it captures a graph. */
+inline bool captures(const char *what) {
+    if (capturing_here) complain(false, "%s, while this thread captures a graph", what);
+    return capturing_here;
 }
 
 inline Thread *take_threads() {
@@ -639,8 +648,9 @@ inline Thread *take_threads() {
 }  // namespace cuda_cpu
 
 struct CUstream_st {
-    bool quit = false; /* the worker's */
-    std::mutex lock;   /* of tail */
+    bool quit = false;               /* the worker's */
+    std::mutex lock;                 /* of tail */
+    cudaGraph_t capturing = nullptr; /* takes what is posted, in place of the queue */
     cuda_cpu::Thread *threads = cuda_cpu::take_threads();
     cuda_cpu::Op *tail = new cuda_cpu::Op;
     std::thread worker{[this, op = tail]() mutable {
@@ -658,7 +668,8 @@ struct CUstream_st {
         delete op;
     }};
 
-    void submit(std::function<void()> f) {
+    void submit(std::function<void()> f);
+    void queue(std::function<void()> f) {
         std::lock_guard<std::mutex> guard(lock);
         cuda_cpu::Op *last = std::exchange(tail, new cuda_cpu::Op{std::move(f)});
         last->next = tail;
@@ -666,16 +677,27 @@ struct CUstream_st {
     }
     void wait() {
         cuda_cpu::Flag f;
-        submit([&f] { f.set(); });
+        queue([&f] { f.set(); });
         f.wait();
     }
     ~CUstream_st() {
-        submit([this] { quit = true; });
+        queue([this] { quit = true; });
         worker.join();
         std::lock_guard<std::shared_mutex> guard(cuda_cpu::host);
         cuda_cpu::idle.push_back(threads);
     }
 };
+
+/* A graph, and one that can be launched: what was posted on a stream, in that order. */
+struct CUgraph_st {
+    std::vector<std::function<void()>> ops{};
+};
+struct CUgraphExec_st : CUgraph_st {};
+
+inline void CUstream_st::submit(std::function<void()> f) {
+    if (capturing) return capturing->ops.push_back(std::move(f));
+    queue(std::move(f));
+}
 
 struct CUevent_st {
     bool timed;
@@ -739,6 +761,7 @@ inline Allocation rest_of(const void *p) {
 inline bool allocated(const void *p, size_t n) { return n <= rest_of(p).size; }
 inline bool on_device(const void *p, size_t n) { return is_device(p) && allocated(p, n); }
 inline cudaError_t allocate(void **p, size_t n, Kind kind) {
+    if (captures("memory is allocated")) return error(cudaErrorStreamCaptureUnsupported);
     std::lock_guard<std::shared_mutex> guard(host);
     if (kind == DEVICE && (n > capacity() || memory_used > capacity() - n)) return error(cudaErrorMemoryAllocation);
     if (n && n == spare.first)
@@ -774,7 +797,7 @@ inline cudaError_t release(void *p, Kind kind, cudaError_t otherwise, const char
 
 extern "C" {
 int cuda_cpu_hold;
-long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest, cuda_cpu_shared;
+long cuda_cpu_timed, cuda_cpu_asked, cuda_cpu_launches, cuda_cpu_largest, cuda_cpu_shared, cuda_cpu_graphs, cuda_cpu_made;
 }
 
 /* Sleeps as long as the bytes take on the link, which has one copy engine each way. */
@@ -789,6 +812,7 @@ inline void throttle(size_t bytes, bool to_device) {
 inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t height,
                         cudaMemcpyKind kind, cudaStream_t s, const char *where) {
     if (!width || !height) return cudaSuccess;
+    if (!s && captures("a copy is waited for")) return error(cudaErrorStreamCaptureUnsupported);
     if (height > 1 && (dst_pitch < width || src_pitch < width)) return refuse(cudaErrorInvalidPitchValue, where, "pitch");
     bool to = is_device(dst), from = is_device(src);
     bool dst_known = allocated(dst, (height - 1) * dst_pitch + width);
@@ -820,7 +844,7 @@ inline cudaError_t copy(void *dst, size_t dst_pitch, const void *src, size_t src
         for (size_t y = 0; y < height; y++)
             memcpy((char *)untag(dst) + y * dst_pitch, (const char *)untag(src) + y * src_pitch, width);
     });
-    if (s && pageable) s->wait();
+    if (s && pageable && !s->capturing) s->wait();
     return cudaSuccess;
 }
 
@@ -896,6 +920,7 @@ inline Kernel &known(const void *kernel, bool launched) {
     }
     const std::string name = name_of(kernel);
     const auto row = known_kernels().find(name);
+    captures("a kernel is loaded");
     if (launched && CUDA_CPU_TABLE) complain(false, "%s: loaded only by its first launch", name.c_str());
     std::lock_guard<std::shared_mutex> guard(host);
     return kernels[kernel] = {name, row == known_kernels().end() ? nullptr : &row->second, 48 << 10};
@@ -961,10 +986,11 @@ auto launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cuda
 inline struct AtExit {
     ~AtExit() {
         std::shared_lock<std::shared_mutex> guard(host);
-        if (!allocations.empty() || !streams.empty() || events)
+        if (!allocations.empty() || !streams.empty() || events || graphs)
             complain(false,
-                     "left at exit: %zu allocations or pinned ranges, %zu bytes on the device, %zu streams, %ld events",
-                     allocations.size(), memory_used, streams.size(), events.load());
+                     "left at exit: %zu allocations or pinned ranges, %zu bytes on the device, %zu streams, %ld events, "
+                     "%ld graphs",
+                     allocations.size(), memory_used, streams.size(), events.load(), graphs.load());
     }
 } at_exit;
 
@@ -1071,10 +1097,16 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) {
     delete s;
     return cudaSuccess;
 }
+/* Refuses what would wait for a stream that only takes notes, or would be noted though nobody replays it. */
+static cudaError_t refuse_capture(cudaStream_t s, const char *where) {
+    return s && s->capturing ? refuse(cudaErrorStreamCaptureUnsupported, where, "while a graph is captured") : cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
+    if (cudaError_t e = refuse_capture(s, "cudaStreamSynchronize")) return e;
     return s ? s->wait() : submit(nullptr, [] {}), cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
+    if (cudaError_t refused = refuse_capture(s, "cudaStreamWaitEvent")) return refused;
     if (Record *r = e->latest()) submit(s, [r] { r->done.wait(); }); /* not recorded: nothing to wait for */
     return cudaSuccess;
 }
@@ -1090,6 +1122,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
+    if (cudaError_t refused = refuse_capture(s, "cudaEventRecord")) return refused;
     if (e->timed) __atomic_fetch_add(&cuda_cpu_timed, 1, __ATOMIC_RELAXED);
     submit(s, [r = e->record()] {
         r->when = now_ns();
@@ -1105,6 +1138,31 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
     Record *r = e->latest();
     __atomic_fetch_add(&cuda_cpu_asked, 1, __ATOMIC_RELAXED);
     return !r || r->done.is_set() ? cudaSuccess : error(cudaErrorNotReady);
+}
+/* Graphs. Those of one stream, whose nodes are in one row, are all that is emulated. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode) {
+    if (!s || mode != cudaStreamCaptureModeThreadLocal)
+        return refuse(cudaErrorInvalidValue, "cudaStreamBeginCapture", "not emulated");
+    if (cudaError_t e = refuse_capture(s, "cudaStreamBeginCapture")) return e;
+    return s->capturing = new CUgraph_st, capturing_here = true, cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g) {
+    if (!s->capturing) return refuse(cudaErrorIllegalState, "cudaStreamEndCapture", "nothing is captured");
+    return *g = std::exchange(s->capturing, nullptr), capturing_here = false, graphs++, cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long) {
+    if (__atomic_add_fetch(&cuda_cpu_made, 1, __ATOMIC_RELAXED) == env_number("CUDA_CPU_GRAPH_FAILS", 0))
+        return error(cudaErrorMemoryAllocation);
+    return *exec = new CUgraphExec_st{*g}, graphs++, cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t g) { return delete g, graphs--, cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g) { return delete g, graphs--, cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s) {
+    if (cudaError_t e = refuse_capture(s, "cudaGraphLaunch")) return e;
+    __atomic_fetch_add(&cuda_cpu_launches, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&cuda_cpu_graphs, 1, __ATOMIC_RELAXED);
+    for (const auto &op : g->ops) submit(s, op);
+    return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
     Record *from = first->latest(), *to = last->latest();
@@ -1272,6 +1330,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int asked,
                                               cublasLtMatmulHeuristicResult_t *results, int *found) {
     const char *where = "cublasLtMatmulAlgoGetHeuristic";
+    captures("cuBLAS meets a new product, whose kernels it may have to load");
     const unsigned epilogues = CUBLASLT_EPILOGUE_DEFAULT | CUBLASLT_EPILOGUE_RELU_BIAS;
     static std::atomic<unsigned> refusals;
     const Product *p = (Product *)desc;

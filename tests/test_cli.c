@@ -1187,6 +1187,8 @@ TEST(trouble_with_the_gpu_is_one_line_that_says_what_to_do) {
         {"CUDA_CPU_MEM_MB=100", "--device cuda", 2, "GPU tier ... --gpu-mem"},
         {"CUDA_CPU_LAUNCH_FAILS=1", "--device cuda", 1, "the GPU ... compute-sanitizer"},
         {"CUDA_CPU_LAUNCH_FAILS=30", "--device cuda", 1, "the GPU ... compute-sanitizer"},
+        {"CUDA_CPU_GRAPH_FAILS=1", "--device cuda --percent 100 0 100 0 100 0 --gpu-batch-size 1 --num-gpu-batches 1", 0,
+         "every kernel is launched by itself: the GPU, making a graph ... --gpu-mem"},
         {"CUDA_CPU_ARCH=61", "", 0, "running on the host device ... too old"},
         {"CUDA_CPU_PIN_FAILS=1", ALL_CPU, 0, "cannot pin ... ulimit -l"},
     };

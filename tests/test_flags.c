@@ -136,6 +136,7 @@ TEST(each_flag_sets_its_field_and_no_other) {
     SETS("bench --allow-compression", o.allow_compression = true);
     SETS("bench --no-overlap", o.policy.overlap = false);
     SETS("bench --synchronize", o.policy.synchronize = true);
+    SETS("eval --no-graph", o.no_graph = true);
     SETS("policy --frontier", o.frontier = true);
     SETS("policy --explain", o.explain = true);
     /* numbers */

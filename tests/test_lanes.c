@@ -16,7 +16,7 @@ static Task task;
 static Rig rig;
 static Device *device; /* the rig's */
 static Trace trace;
-static bool untraced;
+static bool untraced, no_graph;
 static int generated = N; /* tokens of each prompt */
 static double opened;     /* when */
 static Tensor on[NTIERS]; /* a weight of each tier, as a row of MOST elements, which repeat after PERIOD of them */
@@ -30,6 +30,7 @@ static void open_device(Policy p) {
     CU_ASSERT_EQUAL_FATAL(rig_open(&rig), 0);
     device = rig.device;
     device->trace = untraced ? NULL : &trace;
+    device->no_graph = no_graph;
     opened = device->now(device);
 }
 
@@ -290,14 +291,14 @@ static Policy few_pages(int gbs, int num_gpu_batches) {
 
 /* Of the emulation (tests/cuda_cpu.h): events that were recorded with a time; that were asked about; kernels. */
 extern long cuda_cpu_timed __attribute__((weak)), cuda_cpu_asked __attribute__((weak)),
-    cuda_cpu_launches __attribute__((weak));
+    cuda_cpu_launches __attribute__((weak)), cuda_cpu_graphs __attribute__((weak)), cuda_cpu_made __attribute__((weak));
 /* A real GPU does not say. The counts are the same in all ways, and the first is enough. */
 static bool counting(void) { return test_gpu && &cuda_cpu_launches && test_every <= 96; }
 
 /* What the GPU is asked for. Marks are those of FINISH alone: PROJECT sets one for each token that goes down, and one more
  * whenever its thread has nothing to do. */
 typedef struct {
-    long kernels, copies, marks, waits;
+    long kernels, copies, marks, waits, graphs;
 } Asked;
 static Asked asked;
 static const GpuCalls *plain;
@@ -332,7 +333,7 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
     } placements[] = {{{1, 0, 1, 0, 1, 0}, false, 8, 0, 0}, /* all on the GPU */
                       {{0, 1, 1, 0, 1, 0}, false, 8, 1, 2}, /* weights come: a part of a layer beside each batch */
                       {{1, 0, 0, 1, 1, 0}, true, 6, 3, 4}}; /* the CPU attends: q, new k v go down, o comes up */
-    untraced = true;                                        /* a trace parts calls */
+    untraced = no_graph = true;                             /* a trace parts calls */
     plain = test_gpu->call;
     GpuCalls counting = *plain;
     counting.copy = count_copy, counting.end = count_end, counting.after = count_after;
@@ -359,7 +360,95 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
             CU_ASSERT(of[1].waits <= (placements[i].most_waits * config.l + WAITS_OF_BATCH) * K * (N + MORE));
         }
     generated = N;
-    test_gpu->call = plain, untraced = false;
+    test_gpu->call = plain, untraced = no_graph = false;
+}
+
+/* A run of its own on the suite's device, with graphs and without, which must be alike. Returns the first. */
+static Rig run_both(const Checkpoint *of, Policy p, const Task *asked_for) {
+    Rig rigs[2];
+    for (int way = 0; way < 2; way++) {
+        rigs[way] = (Rig){.model = of, .policy = p, .task = asked_for};
+        CU_ASSERT_EQUAL_FATAL(rig_open(&rigs[way]), 0);
+        rigs[way].device->no_graph = way;
+        CU_ASSERT_EQUAL_FATAL(rig_run(&rigs[way]), 0);
+        rig_stop(&rigs[way]);
+    }
+    CU_ASSERT(rig_same(&rigs[0], &rigs[1]));
+    rig_close(&rigs[1]);
+    return rigs[0];
+}
+
+/* More ops than a queue has room for. The runs differ in the launches of MORE sweeps, which are like those before them
+ * though their tokens have new pages. A segment has 32 ops at most; logits that were asked for end one, too. Tables lie in
+ * two places in turn, so each segment is captured twice. With two batches the host is ahead of the GPU, and no graph is
+ * made. */
+TEST(what_is_posted_again_is_launched_as_a_graph) {
+    if (!counting()) return;
+    enum { LAYERS = 40, SEQS = 2, FIRST = 6, MORE = 6, KERNELS = 8 * LAYERS + 6, SEGMENT = 32 };
+    const OptConfig deep = TEST_CONFIG(LAYERS, 16, 32, 2, 131, -1);
+    Checkpoint *tall = checkpoint_dummy(&deep, 3);
+    for (int K = 1; K <= 2; K++) {
+        long graphs[2], kernels[2], made[2];
+        for (int longer = 0; longer < 2; longer++) {
+            const int s[SEQS] = {5, 6}, n[SEQS] = {FIRST + longer * MORE, FIRST + longer * MORE};
+            const long before[] = {cuda_cpu_launches, cuda_cpu_graphs, cuda_cpu_made};
+            Task two = random_task(SEQS, s, n, deep.vocab, 1);
+            Rig r = {.model = tall, .policy = few_pages(SEQS / K, K), .task = &two};
+            CU_ASSERT_EQUAL_FATAL(rig_run(&r), 0);
+            rig_close(&r);
+            graphs[longer] = cuda_cpu_graphs - before[1], made[longer] = cuda_cpu_made - before[2];
+            kernels[longer] = cuda_cpu_launches - before[0] - graphs[longer];
+            free_task(&two);
+        }
+        const int of_sweep = K == 1 ? (KERNELS + SEGMENT - 1) / SEGMENT : 0;
+        CU_ASSERT_EQUAL(graphs[1] - graphs[0], MORE * of_sweep);
+        CU_ASSERT_EQUAL(kernels[1] - kernels[0], K == 1 ? 0 : K * MORE * KERNELS);
+        CU_ASSERT(made[0] == 2 * of_sweep && made[1] == made[0]);
+    }
+    checkpoint_close(tall);
+}
+
+/* Of one batch, with what is in its ops' way: weights that come, attention of the CPU, numbers of 4 bits, few tokens' V. */
+TEST(a_graph_changes_no_bit) {
+    static const double shares[][6] = {{1, 0, 1, 0, 1, 0}, {0, 1, 1, 0, 1, 0}, {1, 0, .5, .5, .5, .5}};
+    enum { WAYS = 5, TOKENS = 8 };
+    if (!test_gpu) return;
+    untraced = true, generated = TOKENS;
+    for (int way = 0; way<WAYS; way += test_every> 96 ? 2 : 1) {
+        Policy p = placed(shares[way % 3], PROMPTS, 1);
+        p.page_tokens = 4, p.delegated = way % 3 == 2, p.sparsity = way == 3 ? .4 : 1;
+        if (way > 2) p.weight_packed = p.cache_packed = way > 3, p.delegated = true;
+        open_device(p);
+        const long before = &cuda_cpu_graphs ? cuda_cpu_graphs : 0;
+        rig_stop(&rig);
+        Rig r = run_both(model, p, &task);
+        if (&cuda_cpu_graphs) CU_ASSERT(cuda_cpu_graphs > before);
+        rig_close(&r);
+        close_device();
+    }
+    generated = N, untraced = false;
+}
+
+/* What is held back until its segment is whole begins when the thread that posts waits, for whatever it may be. */
+TEST(who_waits_holds_nothing_back) {
+    static const Prompt greedy;
+    const float number = NAN;
+    if (!test_gpu) return;
+    untraced = true;
+    open_rows();
+    const Tensor logits = plan_view(rig.plan, LOGITS, TIER_GPU, 0, 0, 1);
+    const Tensor ids = tensor_cols(plan_view(rig.plan, NEW_TOKENS, TIER_GPU, 0, 0, 1), 0, 1);
+    device->upload(device, logits, 0, &number, 1);
+    const Op op = op_pick((Call){.lane = PROJECT, .kind = OTHER}, ids, logits, ids, ids, &greedy);
+    device->post(device, &op);
+    int status = 0;
+    for (int ms = 0; ms < 10000 && !status; ms++) {
+        status = device->wait(device, copy(STORE, 0, 1), &rig.err);
+        usleep(1000);
+    }
+    CU_ASSERT(status && strstr(rig.err.text, "not finite"));
+    close_device();
+    untraced = false;
 }
 
 /* Times are for a trace, and where sweeps mix prompts with new tokens, whose seconds are then told apart. */

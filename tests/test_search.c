@@ -187,10 +187,11 @@ static Found best(void) {
 }
 
 /* Some are asked again with less time than the best takes, or more. */
-TEST(four_hundred_searches_find_policies_that_fit_or_say_why_not) {
+TEST(random_searches_find_policies_that_fit_or_say_why_not) {
+    const int trials = 400 / test_every;
     uint64_t seed = 1;
     int fits = 0, too_slow = 0;
-    for (int trial = 0; trial < 400; trial++) {
+    for (int trial = 0; trial < trials; trial++) {
         open_random(&seed);
         const int n = ask(one_in(&seed, 8) ? TEN : 1);
         fits += n > 0;
@@ -200,7 +201,7 @@ TEST(four_hundred_searches_find_policies_that_fit_or_say_why_not) {
         }
         close_case();
     }
-    CU_ASSERT(fits > 160 && fits < 320 && too_slow > 10);
+    CU_ASSERT(fits > .4 * trials && fits < .8 * trials && too_slow > .025 * trials);
 }
 
 // ---- The sim as the judge -------------------------------------------------------------------------------------------

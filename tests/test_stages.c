@@ -68,6 +68,15 @@ static void count_flags(int met[NFLAGS], const Policy *p) {
     if (p->flights <= 3) met[FLIGHTS_1 + p->flights - 1]++;
 }
 
+/* Returns true if a policy has a flag that has not been counted. */
+static bool meets_more(const int met[NFLAGS], const Policy *p) {
+    int own[NFLAGS] = {0};
+    bool more = false;
+    count_flags(own, p);
+    for (int flag = 0; flag < NFLAGS; flag++) more |= own[flag] && !met[flag];
+    return more;
+}
+
 /* The policy of a way, and what else it sets: each is drawn for itself, so that flags meet in many ways. */
 static Policy drawn(int way, uint64_t *seed) {
     static const double share[][2] = {{1, 0}, {0, 1}, {0, 0}, {.4, .3}};
@@ -148,6 +157,7 @@ TEST(stages_give_the_bits_of_one_machine) {
         if (p.weight_packed) config.h1 = config.embed = 64, config.h2 = 128, config.nh = 4; /* whole groups */
         if (post_norm) config.pre_norm = config.final_norm = false, config.embed = p.head_packed ? 64 : 28;
         task.scored = !test_below(&seed, 5);
+        if (!test_gpu && way % test_every && !meets_more(met[line.stages], &p)) continue;
         count_flags(met[line.stages], &p);
         Checkpoint *model = checkpoint_dummy(&config, 5);
         expect_same(model, &p, &line);

@@ -663,16 +663,55 @@ TEST(the_pages_and_the_experiments_are_what_their_scripts_make) {
         succeeds("python3 -B scripts/slides.py --check");
     }
     succeeds("python3 -B scripts/make_explore.py --check");
-    succeeds("python3 -B scripts/explore_questions.py 8");
+    succeeds("python3 -B scripts/explore_questions.py 2");
+}
+
+/* A change of a page's source, as sed makes it, and what the line says that then refuses the page. */
+typedef struct {
+    const char *change, *said;
+} Change;
+
+/* The script refuses a page for each of these changes of its source, whose path it takes behind `flags`. They are tried
+ * one after the other in one interpreter. */
+static void refuses_changes(const char *script, const char *flags, const char *source, const Change *change, size_t n) {
+    char *command, begin[40];
+    size_t len;
+    FILE *f = open_memstream(&command, &len);
+    CHECK(f && n < 100);
+    for (size_t c = 0; c < n; c++) fprintf(f, "sed '%s' %s >/tmp/wrong.%02zu\n", change[c].change, source, c);
+    fprintf(f,
+            "python3 -B - /tmp/wrong.* 2>&1 <<'END'\n"
+            "import sys\n"
+            "sys.path.insert(0, 'scripts')\n"
+            "import pages, %s as script\n"
+            "for path in sys.argv[1:]:\n"
+            "    sys.argv = ['%s.py', *'%s'.split(), path]\n"
+            "    try:\n"
+            "        pages.run(script.main)\n"
+            "        print('is taken', flush=True)\n"
+            "    except SystemExit as end:\n"
+            "        if end.code != 2: print(end.code, flush=True)\n"
+            "END\n"
+            "rm /tmp/wrong.*\n",
+            script, script, flags);
+    fclose(f);
+    char *lines = (char *)printed_by(command, "");
+    snprintf(begin, sizeof begin, "%s.py: ", script);
+    for (size_t c = 0; c < n; c++) {
+        const char *line = strsep(&lines, "\n");
+        const bool refused = line && !strncmp(line, begin, strlen(begin)) && shows(line, change[c].said);
+        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", change[c].change, change[c].said);
+        CU_ASSERT(refused);
+    }
+    CU_ASSERT(lines && !*lines);
+    free(command);
 }
 
 /* The page beside the paper is not made if its source says what is not so: a function, a line or an exercise that there is
  * not, a number that no command prints, a file that no command of the station writes, a station that is not whole, a place
  * of README.md's table or a file of the trunk without a station. */
 TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
-    static const struct {
-        const char *change, *said; /* of sed; the line but for its beginning */
-    } faults[] = {
+    static const Change faults[] = {
         {"s/^mini     generate$/mini     generates/", "figure-3a: mini.c: has no function or type generates"},
         {"s/Sum ctog; /Sum gtog; /", "policy.c: time_rows: no line has Sum gtog"},
         {"s/^exercise 5 14/exercise 5 40/", "figure-4: there is no exercise 40"},
@@ -693,26 +732,14 @@ TEST(a_page_beside_the_paper_that_is_not_so_is_refused) {
         {"s/`loaded` is 0/`is_loaded` is 0/", "A.3-dtoc-p: is_loaded stands in no source"},
         {"s/^formula  min T.bls$/formula  {T/", "formula: {T: ends too early"},
     };
-    char command[400];
     if (!has_python()) return;
-    for (size_t f = 0; f < COUNT(faults); f++) {
-        snprintf(command, sizeof command,
-                 "sed '%s' docs/paper.txt >/tmp/wrong.txt\n"
-                 "python3 -B scripts/paper_page.py --check --source /tmp/wrong.txt 2>&1 || true",
-                 faults[f].change);
-        const char *said = printed_by(command, "");
-        const bool refused = !strncmp(said, "paper_page.py: ", 15) && shows(said, faults[f].said);
-        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
-        CU_ASSERT(refused);
-    }
+    refuses_changes("paper_page", "--check --source", "docs/paper.txt", faults, COUNT(faults));
 }
 
 /* The answers for teachers are refused if one of their numbers is in no run, a study has no answer, a mistake of the rubric
  * leaves other points, or a family of oral questions is not whole. */
 TEST(answers_that_are_not_so_are_refused) {
-    static const struct {
-        const char *change, *said; /* of sed; how the line ends */
-    } faults[] = {
+    static const Change faults[] = {
         {"s/ 18[.]9% / 14% /", "Study 5. How large should a page be? 14 is in nothing that its commands print"},
         {"s/ 1[.]82,/ 1.83,/", "Study 1. How much does overlap bring? 1.83 is in nothing that its commands print"},
         {"/^### Study 9/,/^### Study 10/{/^### Study 10/!d}",
@@ -724,26 +751,14 @@ TEST(answers_that_are_not_so_are_refused) {
         {"/^| 20 |/d", "## Exercises has not one row for each exercise"},
         {"/^## Pipelines/,${/^8[.]/d}", "Pipelines (11): has 7 questions with an answer; expected 8"},
     };
-    char command[400];
     if (!has_python()) return;
     succeeds("python3 -B scripts/answers.py");
-    for (size_t f = 0; f < COUNT(faults); f++) {
-        snprintf(command, sizeof command,
-                 "sed '%s' docs/ANSWERS.md >/tmp/wrong.md\n"
-                 "python3 -B scripts/answers.py /tmp/wrong.md 2>&1 || true",
-                 faults[f].change);
-        const char *said = printed_by(command, "");
-        const bool refused = !strncmp(said, "answers.py: ", 12) && shows(said, faults[f].said);
-        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
-        CU_ASSERT(refused);
-    }
+    refuses_changes("answers", "", "docs/ANSWERS.md", faults, COUNT(faults));
 }
 
 /* The slides are not made if a number is not one of a run, a slide has nothing to look at, or a lecture is no week. */
 TEST(slides_that_are_not_so_are_refused) {
-    static const struct {
-        const char *change, *said;
-    } faults[] = {
+    static const Change faults[] = {
         {"s/{opt-175b}/325/", "larger: 325 is in nothing that its commands print"},
         {"s/{opt-175b}/{opt-66b}/", "larger: {opt-66b} is in nothing that its commands print"},
         {"s/{block-throughput|throughput|1}/{block-throughput|throughput|3}/",
@@ -756,18 +771,8 @@ TEST(slides_that_are_not_so_are_refused) {
         {"s/^= 2 Schedules//", "1 Three tiers, one token: has 20 slides; expected 8 to 10"},
         {"s,--trace .tmp.row.json,,", "row: none of its commands writes /tmp/row.json"},
     };
-    char command[400];
     if (!has_python()) return;
-    for (size_t f = 0; f < COUNT(faults); f++) {
-        snprintf(command, sizeof command,
-                 "sed '%s' docs/slides.txt >/tmp/wrong.txt\n"
-                 "python3 -B scripts/slides.py --check --source /tmp/wrong.txt 2>&1 || true",
-                 faults[f].change);
-        const char *said = printed_by(command, "");
-        const bool refused = !strncmp(said, "slides.py: ", 11) && shows(said, faults[f].said);
-        if (!refused) fprintf(stderr, "\n    %s: expected %s\n", faults[f].change, faults[f].said);
-        CU_ASSERT(refused);
-    }
+    refuses_changes("slides", "--check --source", "docs/slides.txt", faults, COUNT(faults));
 }
 
 /* Every figure may differ by the tolerance of what is kept, and no word may. */

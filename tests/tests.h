@@ -37,6 +37,9 @@ char *contents(const char *path, size_t *len);
 const char *leave_unfinished(const char *path, bool directory);
 void copy_file(const char *from, const char *to, const char *name); /* from one directory to another */
 bool has_python(void);                                              /* without it what is about scripts is left out */
+/* Runs lines of Python in the repository, `begin` before them. They can import what is in scripts/, have a temporary
+ * directory, `dir`, and a function `same`, which ends them if two values differ. Returns 0 if they ran to their end. */
+int python(const char *begin, const char *lines);
 /* In a child: fd is the file, opened with these flags. */
 void redirect(int fd, const char *path, int flags);
 /* True if the function aborts, in a process of its own. */
