@@ -26,6 +26,7 @@ enum {
     CORES = CPU + 1, /* the cores on which a host device computes and copies */
     UNDER_WAY,       /* a batch's whole way through the layer: only a few are under way at once */
     STORING,         /* the same for the way of its new k and v */
+    BUNCHED,         /* a batch's pieces whose k and v leave the GPU come one after the other */
     QUEUED,          /* caches that cannot load while another batch is in prefill, */
     READ_LATE,       /* and that the disk cannot read */
     COMP_WITH_CTOG,  /* from here on: two lanes that are both busy */
@@ -37,11 +38,11 @@ enum {
 };
 static const char *const bound_name[2][NBOUNDS] = {
     {"ctog^g", "gtoc^g", "dtoc^g", "ctod^g", "gpu^g", "cpu^g", "cores^g", "chain^g", "store^g",
-     "queue^g", "read^g", "comp^g with ctog^g", "comp^g with dtoc^g", "cpu^g with ctog^g",
-     "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
+     "bunch^g", "queue^g", "read^g", "comp^g with ctog^g", "comp^g with dtoc^g",
+     "cpu^g with ctog^g", "cpu^g with dtoc^g", "ctog^g with dtoc^g"},
     {"ctog^p", "gtoc^p", "dtoc^p", "ctod^p", "gpu^p", "cpu^p", "cores^p", "chain^p", "store^p",
-     "queue^p", "read^p", "comp^p with ctog^p", "comp^p with dtoc^p", "cpu^p with ctog^p",
-     "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
+     "bunch^p", "queue^p", "read^p", "comp^p with ctog^p", "comp^p with dtoc^p",
+     "cpu^p with ctog^p", "cpu^p with dtoc^p", "ctog^p with dtoc^p"}};
 const char *const memory_row[NTIERS] = {"GPU memory", "CPU memory", "disk space"};
 
 /* The seconds of each bound in one sweep: those of a layer, and those by which the last layer with
@@ -197,31 +198,28 @@ static double product(const Sweep *a, bool prefill, double m, double n, double k
     return linear_seconds(a->hw, prefill, (Linear){m, n, k, a->act, packed});
 }
 
-/* Returns the seconds of a layer's four products, for the batches in prefill or those that decode.
- * A batch passes the layer piece by piece, and each piece has one operation more, which stores its
- * k and v. */
-static double products(const Sweep *a, bool prefill) {
-    double h1 = a->h1, h2 = a->config->h2, batches = a->batches[prefill];
-    if (batches <= 0)
-        return 0;
-    double each = a->rows[prefill] / batches, pieces = ceil(each / a->plan->piece_rows),
-           m = each / pieces;
-    bool packed = takes_packed_weights(a, prefill);
-    double qkv = product(a, prefill, m, 3 * h1, h1, packed),
-           out = product(a, prefill, m, h1, h1, packed),
-           mlp = product(a, prefill, m, h2, h1, packed) + product(a, prefill, m, h1, h2, packed);
-    return batches * pieces * (qkv + out + mlp + (4 + 1) * a->op_s);
+/* Returns how many times these batches pass a layer: in prefill piece by piece. */
+static double passes(const Sweep *a, bool prefill) {
+    double batches = a->batches[prefill];
+    return batches > 0 ? batches * ceil(a->rows[prefill] / batches / a->plan->piece_rows) : 0;
 }
 
-/* Returns the seconds of the GPU's work for these batches that does not depend on placement:
+/* Returns the seconds of the GPU's work for these batches that does not depend on placement: four
  * products, two layernorms, each of which reads and writes the hidden state, and attention within
  * prompts. */
 static double gpu_seconds(const Sweep *a, bool prefill) {
-    double norms = memory_seconds(4 * a->act * a->h1 * a->rows[prefill], a->hw->gpu_bdw) +
-                   2 * a->batches[prefill] * a->op_s;
-    double attention =
-        prefill ? attend_prefill_seconds(a->hw, a->prompts, a->len, a->h1, a->act) : 0;
-    return products(a, prefill) + norms + attention;
+    enum { OPS = 4 + 2 };
+    double h1 = a->h1, h2 = a->config->h2, rows = a->rows[prefill], times = passes(a, prefill);
+    if (times <= 0)
+        return 0;
+    double m = rows / times;
+    bool packed = takes_packed_weights(a, prefill);
+    double qkv = product(a, prefill, m, 3 * h1, h1, packed),
+           out = product(a, prefill, m, h1, h1, packed),
+           mlp = product(a, prefill, m, h2, h1, packed) + product(a, prefill, m, h1, h2, packed),
+           norms = memory_seconds(4 * a->act * h1 * rows, a->hw->gpu_bdw),
+           attention = prefill ? attend_prefill_seconds(a->hw, a->prompts, a->len, h1, a->act) : 0;
+    return times * (qkv + out + mlp + (OPS + prefill) * a->op_s) + norms + attention;
 }
 
 /* Returns the seconds that it takes to unpack the layer's matrices, if the products of some batch
@@ -246,20 +244,20 @@ static double attend_cache(const Sweep *a, bool on_cpu) {
 
 static void processor_rows(Seconds *t, const Sweep *a) {
     double ops = a->batches[0] * a->op_s, gpu_bdw = a->hw->gpu_bdw;
-    double on_gpu = attend_cache(a, false) + ops, on_cpu = attend_cache(a, true) + ops;
+    double on_gpu = attend_cache(a, false) + 2 * ops, on_cpu = attend_cache(a, true) + ops;
     double made = 4 * a->h1 * a->all_rows; /* bytes of new k and v, which are F16 */
     double packing =
         a->plan->policy.cache_packed ? memory_seconds(made + a->fresh, gpu_bdw) + a->op_s : 0;
     Sum *gpu = &t->layer[GPU], *cpu = &t->layer[CPU];
     // clang-format off
     /* gpu = work that does not depend on placement
-           + cg (attention + new k and v to their pages)
+           + cg (attention + new k and v to their pages, which are two ops)
            + (cc + cd) packing of new k and v
        and without delegation
            + (cc + cd) (attention + new k and v of decoding batches to the pages in staging) */
     // clang-format on
     gpu->one = gpu_seconds(a, true) + gpu_seconds(a, false) + unpacking_seconds(a);
-    gpu->cg = on_gpu + memory_seconds(made, gpu_bdw);
+    gpu->cg = on_gpu + passes(a, true) * a->op_s + memory_seconds(made, gpu_bdw);
     gpu->cc = gpu->cd =
         packing + (a->delegated ? 0 : on_gpu + memory_seconds(a->kv * a->rows[0], gpu_bdw));
     /* cpu = (cc + cd) attention, with delegation, + cc (new k and v to their pages) */
@@ -310,7 +308,7 @@ static void head_seconds(Seconds *t, const Sweep *a) {
 // -------------------------------------------------------------------------------------------------
 
 // clang-format off
-/* Fills in chain and store. There are square_slots rotating workspaces, so at most so many batches are on their
+/* Fills in chain, store and bunch. There are square_slots rotating workspaces, so at most so many batches are on their
  * way through a layer at once. If K batches take t seconds each from lane to lane, a layer takes at
  * least K t / min(K, square_slots). In sweeps with a prefill only the batches in prefill are counted: their
  * way is by far the longest.
@@ -321,7 +319,12 @@ static void head_seconds(Seconds *t, const Sweep *a) {
  *       and in generation with delegation
  *           + (cc + cd) (q, k and v down, o up), of 4 operations: down, append, attend, up
  *     store = a quarter of the GPU's work + (cc + cd) fresh down + cd fresh to the disk
- * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2. */
+ * The quarter is for q, k and v, which are 3 h1^2 of a layer's 12 h1^2.
+ * A batch in prefill has first the pieces whose k and v stay on the GPU, and behind them those whose k and v leave
+ * it. So the former hide no stores, except those of the batch before, for as long as the piece_slots last:
+ *     bunch = cg the GPU's work + cc the longer of it and fresh down
+ *           + cd the longest of both and fresh to the disk
+ *           - the GPU's work for piece_slots pieces of each batch */
 // clang-format on
 static void under_way_rows(Seconds *t, const Sweep *a) {
     enum { TRIP_OPS = 4 };
@@ -343,6 +346,13 @@ static void under_way_rows(Seconds *t, const Sweep *a) {
     store.cd += fresh / a->ctod;
     sum_add(&t->layer[UNDER_WAY], 1 / under_way, chain);
     sum_add(&t->layer[STORING], 1 / under_way, store);
+    double times = passes(a, true), down = fmax(gpu, fresh / a->gtoc),
+           kept = gpu + times * a->op_s + memory_seconds(4 * a->h1 * rows, a->hw->gpu_bdw);
+    if (prefill)
+        t->layer[BUNCHED] = (Sum){.cg = kept,
+                                  .cc = down,
+                                  .cd = fmax(down, fresh / a->ctod),
+                                  .one = -kept * a->plan->piece_slots * K / times};
 }
 
 /* Fills in queue and read. load_cache(j, k + 1) runs one batch ahead. While one batch is in
@@ -526,56 +536,84 @@ void runtime_sweeps(double sweep_s[2], const double *x, int l) {
 // The cost of one plan, by the rows of its LP
 // -------------------------------------------------------------------------------------------------
 
-/* Returns the row that bounds the variable most from below, at x, and puts its seconds into *most;
- * or `slowest` if no row has more than *most. Where a layer's row and the last layer's row follow
- * each other and have the same name, the first stands for both. */
-static int slowest_row(const Lp *lp, const double *x, int variable, int slowest, double *most) {
-    for (int i = 0; i < lp->m; i++) {
-        if (lp->row[i].a[variable] >= 0)
-            continue;
+/* Returns the name of the row that bounds the variable most from below, at x, by *most seconds; "":
+ * no row asks for any. */
+static const char *slowest_row(double *most, const Lp *lp, const double *x, int variable) {
+    const char *name = "";
+    for (const LpRow *row = lp->row; row < lp->row + lp->m; row++) {
         /* The variable is 0 in x, so this is the sum of the other terms. */
-        double seconds = lp_excess(&lp->row[i], x, lp->n);
-        if (seconds > *most) {
+        double seconds = lp_excess(row, x, lp->n);
+        if (row->a[variable] < 0 && seconds > *most) {
             *most = seconds;
-            slowest = i - (i > 0 && lp->row[i - 1].name == lp->row[i].name);
+            name = row->name;
         }
     }
-    return slowest;
+    return name;
 }
 
-/* Returns the seconds of a sweep, layer by layer: beside each layer the weights of the next are
- * loaded from where the plan has put them. Writes to cost->slowest the name of the row that bounds
- * the most seconds. */
-static double sweep_seconds(Cost *cost, const Lp *lp, double *x, const Plan *plan, int phase) {
-    int l = plan->config.l;
-    double layer = layer_bytes(plan);
-    double sum = 0, most = 0, by[LP_MAX_ROWS] = {0}; /* seconds by the rows that bound them */
+// clang-format off
+/* Returns the seconds of a sweep by a row whose lane loads weights. Without weights a layer takes all[0] seconds,
+ * of which other work of the lane takes own[0]; all[1] and own[1] are those of the last layer with the head. In
+ * the seconds that are left, which `now` counts, layers load one after the other, each as soon as one of the two
+ * slots is free, and a layer waits for its weights. Here only 1, 4 and 6 stream, and 6 has the slot of 1:
+ *
+ *     computes     | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
+ *     may load       1
+ *                      4   4   4   4
+ *                              6   6   6   6
+ *
+ * So a layer that streams hides behind several that do not. A layer of which only a part streams needs its slot
+ * while this part computes, from its first batch to its last. */
+// clang-format on
+static double lane_seconds(const LpRow *row, const double all[2], const double own[2],
+                           const Plan *plan) {
+    Bytes *cpu = plan->layer_bytes[TIER_CPU], *disk = plan->layer_bytes[TIER_DISK];
+    int l = plan->config.l, K = imin(plan->batches, plan->policy.num_gpu_batches);
+    double layer = layer_bytes(plan), now = 0, loaded = 0, sum = 0;
+    double free = 0, free_next = 0; /* when the slots of the next layer and of the one behind are */
     for (int j = 0; j < l; j++) {
         int next = (j + 1) % l;
-        double seconds = 0;
-        x[WC] = plan->layer_bytes[TIER_CPU][next] / layer;
-        x[WD] = plan->layer_bytes[TIER_DISK][next] / layer;
-        x[WG] = 1 - x[WC] - x[WD];
-        int row = slowest_row(lp, x, LAYER_S + phase, -1, &seconds);
-        if (j + 1 == l)
-            row = slowest_row(lp, x, LAST_S + phase, row, &seconds);
-        sum += seconds;
-        if (row >= 0 && (by[row] += seconds) > most) {
-            most = by[row];
-            strcpy(cost->slowest[phase], lp->row[row].name);
+        double part = (cpu[j] + disk[j]) / layer, left = all[!next] - own[!next];
+        if (part > 0) {
+            free = free_next;
+            free_next = now + left * (1 - (1 - part) / K);
         }
+        loaded = fmax(loaded, plan->policy.synchronize ? now : free) +
+                 (row->a[WC] * cpu[next] + row->a[WD] * disk[next]) / layer;
+        now = fmax(now + left, loaded);
+        sum += own[!next];
     }
-    return sum;
+    return now + sum;
+}
+
+/* Returns the seconds of a sweep with the weights where the plan has put them: those of its slowest
+ * lane. resting: x with all weights on the GPU. */
+static double sweep_seconds(const Lp *lp, const double *resting, const Plan *plan, int phase) {
+    double all[2] = {0}, most = 0;
+    slowest_row(&all[0], lp, resting, LAYER_S + phase);
+    all[1] = all[0];
+    slowest_row(&all[1], lp, resting, LAST_S + phase);
+    for (const LpRow *row = lp->row; row < lp->row + lp->m; row++) {
+        if (row->a[LAYER_S + phase] >= 0)
+            continue;
+        /* The row of the last layer, if there is one, follows that of a layer. */
+        const LpRow *last = row + (row[1].name == row->name);
+        double own[] = {lp_excess(row, resting, lp->n), lp_excess(last, resting, lp->n)};
+        most = fmax(most, lane_seconds(row, all, own, plan));
+    }
+    return most;
 }
 
 void runtime_cost(Cost *cost, const Lp *lp, const Plan *plan) {
-    double x[LP_MAX_VARS] = {0}, seconds[2] = {0};
+    double x[LP_MAX_VARS] = {0}, resting[LP_MAX_VARS] = {0}, seconds[2];
     *cost = (Cost){0};
     for (int f = 0; f < NFRACTIONS; f++)
-        cost->fraction[f] = x[f] = plan->achieved[f / NTIERS][f % NTIERS];
+        cost->fraction[f] = x[f] = resting[f] = plan->achieved[f / NTIERS][f % NTIERS];
+    resting[WC] = resting[WD] = 0;
     for (int phase = 0; phase < 2; phase++) {
-        if (plan->work[phase].sweeps > 0)
-            seconds[phase] = sweep_seconds(cost, lp, x, plan, phase);
+        double mean = 0;
+        strcpy(cost->slowest[phase], slowest_row(&mean, lp, x, LAYER_S + phase));
+        seconds[phase] = sweep_seconds(lp, resting, plan, phase);
         cost->T += seconds[phase] * plan->work[phase].sweeps;
     }
     cost->T_gen = seconds[0] / plan->config.l;

@@ -384,21 +384,21 @@ TEST(what_is_read_from_disk_are_the_bytes_that_lie_there) {
     close_plan();
 }
 
-/* Of a batch: four products, one op that puts k and v away and two layernorms, attention to the cache in generation, and 6
- * ops of the head; six that unpack a layer's matrices for all of its batches (400 rows want F16, and 4 rows do not); 4 on
- * the way to the CPU's attention. 1200 rows are two pieces, with products and a store of their own. Squares one after the
- * other: the whole way to the CPU and back counts, but not beside the head. Without overlap, an op up and one down for
- * every batch. */
+/* Of a batch: four products and two layernorms, and in prefill attention; where the cache is on the GPU, an op that puts k
+ * and v there, and in generation attention; 6 ops of the head; six that unpack a layer's matrices for all of its batches
+ * (400 rows want F16, and 4 rows do not); 4 on the way to the CPU's attention. 1200 rows are two pieces, each with all of
+ * them. Squares one after the other: the whole way to the CPU and back counts, but not beside the head. Without overlap, an
+ * op up and one down for every batch. */
 TEST(where_ops_count_time_is_their_number) {
     const struct {
         Policy policy;
         double prefill, generation, head; /* ops of a layer for each batch; those of the head in generation, 6 in prefill */
-    } cases[] = {{all_gpu(4, K), 7, 8, 6},
-                 {on(TIER_GPU, WEIGHTS, PACKED), 7 + 6. / K, 8, 6},
-                 {all_gpu(12, 1), 2 * 5 + 2, 8, 6},
-                 {on(TIER_CPU, KEPT, DELEGATED), 7, 7, 6},
-                 {on(TIER_CPU, KEPT, DELEGATED | IN_TURN), 7, 7 + 4, 6 - 4},
-                 {on(TIER_CPU, STATES, ALONE), 9, 10, 6}};
+    } cases[] = {{all_gpu(4, K), 8, 8, 6},
+                 {on(TIER_GPU, WEIGHTS, PACKED), 8 + 6. / K, 8, 6},
+                 {all_gpu(12, 1), 2 * 8, 8, 6},
+                 {on(TIER_CPU, KEPT, DELEGATED), 7, 6, 6},
+                 {on(TIER_CPU, KEPT, DELEGATED | IN_TURN), 7, 6 + 4, 6 - 4},
+                 {on(TIER_CPU, STATES, ALONE), 10, 10, 6}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const Policy *p = &cases[i].policy;
         const double ops = 2 * (L * cases[i].prefill + 6) + (SWEEPS - 2) * (L * cases[i].generation + cases[i].head);
@@ -504,6 +504,43 @@ TEST(beside_the_last_layer_the_first_is_loaded) {
     close_plan();
 }
 
+/* What streams takes one of the two slots, in turn. Here layers 2, 6 and 10 stream a matrix, and of those between them two
+ * or three a bias: so each matrix has the two layers before its own to load in. */
+TEST(a_layer_that_streams_hides_behind_those_that_do_not) {
+    const double products = 4 * 2. * MATRICES / 2e10, head = 4 * HEAD / 2e10;
+    open_plan(opt_named("opt-125m"), on_tiers(.98, .02, 1, 0, 1, 0, 4, 1), machine_with("mm_flops_g=2e10"), 4, S, N);
+    const double matrix = (double)plan->layer_bytes[TIER_CPU][2];
+    for (int j = 0; j < L; j++) CU_ASSERT_FATAL((plan->layer_bytes[TIER_CPU][j] > .99 * matrix) == (j % 4 == 2));
+    for (double load = 1.5; load < 5; load += 1.5) { /* in layers */
+        machine.bdw[CTOG][0] = matrix / (load * products);
+        const double waits = 3 * fmax(0, load - 2);
+        CU_ASSERT(fabs(L * expected().T_gen / ((L + waits) * products + head) - 1) <
+                  .001); /* biases take .0004 of a layer */
+    }
+    machine.bdw[CTOG][0] = matrix / (2 * products);
+    plan->policy.synchronize = true; /* nothing loads before the layer behind which it comes */
+    CU_ASSERT(fabs(L * expected().T_gen / ((L + 3) * products + head) - 1) < .001);
+    close_plan();
+}
+
+/* A batch in prefill has many pieces, and the k and v of those at its end leave the GPU: where that takes eight times as
+ * long as the products of these pieces, it hides only behind them and the next pieces that have a slot. */
+TEST(stores_of_a_prefill_come_at_its_end) {
+    enum { SEQS = 64 };
+    char slow[100];
+    for (int tier = TIER_CPU; tier <= TIER_DISK; tier++) { /* a layer's products take a second */
+        snprintf(slow, sizeof slow, "mm_flops_p=%.17g %s_bdw_p=%.17g", 2 * SEQS * S * MATRICES,
+                 tier == TIER_CPU ? "gtoc" : "ctod", KV * SEQS * S / 8);
+        open_plan(opt_named("opt-125m"), on_tiers(1, 0, .75, tier == TIER_CPU ? .25 : 0, 1, 0, SEQS, 1), machine_with(slow),
+                  SEQS, S, N);
+        const double pieces = ceil((double)SEQS * S / plan->piece_rows);
+        const Cost cost = expected();
+        CU_ASSERT(pieces > 2 * plan->piece_slots && !strcmp(cost.slowest[1], "bunch^p"));
+        CU_ASSERT(near(cost.T_pre, .75 + 8 * .25 - plan->piece_slots / pieces));
+        close_plan();
+    }
+}
+
 /* What it minimizes are these seconds, and a price that is small beside them. */
 TEST(the_lp_minimizes_the_seconds_of_all_sweeps) {
     double x[RUNTIME_VARS] = {0}, sum = 0, sweep_s[2];
@@ -594,7 +631,7 @@ static void open_random(uint64_t *seed) {
 }
 
 /* Waiting that lanes alone do not have: reads behind a prefill, batches that decode beside it at their own rates, one
- * sequence on the CPU. */
+ * sequence on the CPU; the weights of few layers; stores of a batch's last pieces. */
 TEST(the_sim_waits_as_the_model_expects) {
     const struct {
         const char *hardware, *model;
@@ -602,7 +639,9 @@ TEST(the_sim_waits_as_the_model_expects) {
         Policy policy;
     } cases[] = {{"hardware/laptop.json", "opt-13b", 512, 8, 3, on_tiers(.22, .78, 0, .321, 1, 0, 7, 8)},
                  {"hardware/t4-fitted.json", "opt-1.3b", 32, 32, 4, on_tiers(1, 0, 1, 0, 1, 0, 1, 16)},
-                 {"hardware/rtx4090.json", "opt-350m", 64, 32, 1, on_tiers(1, 0, .9167, .0833, 1, 0, 12, 1)}};
+                 {"hardware/rtx4090.json", "opt-350m", 64, 32, 1, on_tiers(1, 0, .9167, .0833, 1, 0, 12, 1)},
+                 {"hardware/rtx3090.json", "opt-13b", 64, 16, 1, on_tiers(.97, .03, 1, 0, 1, 0, 2, 1)},
+                 {"hardware/h100.json", "opt-125m", 256, 4, 1, on_tiers(1, 0, .93, .07, 1, 0, 1000, 1)}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Policy p = cases[i].policy;
         Hardware h;
@@ -620,25 +659,24 @@ TEST(the_sim_waits_as_the_model_expects) {
     }
 }
 
-/* The model has one layer load beside the one before it. Lanes with room in their slots go further ahead, so that where
- * few layers stream much it expects too much: rarely more than a quarter. */
+/* Any placement, schedule and delegation. A few of them make squares wait in ways that the model does not know. */
 TEST(the_sim_takes_what_the_model_expects) {
     enum { TRIALS = 60 };
     uint64_t seed = 11;
-    int near_by = 0, far = 0;
+    int near_by = 0;
     for (int trial = 0; trial < TRIALS; trial++) {
         open_random(&seed);
         const Cost cost = expected();
         Rig r = {.model = model, .task = &task, .sim = &machine, .plan = plan};
         CU_ASSERT_EQUAL(rig_run(&r), 0);
         const double seconds = r.stats.total_s, off = fabs(cost.T / seconds - 1);
-        near_by += (off < .1), far += (off > .25);
-        CU_ASSERT(off < .35);
+        near_by += (off < .1);
+        CU_ASSERT(off < .25);
         CU_ASSERT(near(cost.throughput * cost.T, (double)task.count * task.prompts[0].n));
         rig_close(&r), plan = NULL;
         close_plan();
     }
-    CU_ASSERT(near_by >= TRIALS * 9 / 10 && far <= 1);
+    CU_ASSERT(near_by >= TRIALS * 19 / 20);
 }
 
 /* Returns the least value of the LP, infinite where nothing fits; *seconds: what all sweeps take there. */
