@@ -36,13 +36,13 @@ $(patsubst %,$(BUILD)/tests/%.o,test_host test_cuda test_events test_pipeline fi
 # mini.c runs a whole model; -O3 takes three times as long to compile
 $(patsubst %,$(BUILD)/tests/%.o,exam_mini exam_lp): CFLAGS += -O1
 $(BUILD)/test_%: $(BUILD)/tests/test_%.o $(HARNESS) $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
+	$(CC) $(ALL) $(WRAP) $^ -o $@ $(LIBS) -lcunit $(if $(MAC),-undefined dynamic_lookup)
 $(BUILD)/test_grade: $(BUILD)/tests/answers.o $(BUILD)/tests/squares.o
-$(BUILD)/test_grade $(BUILD)/exam_engine: LIBS += -Wl,--wrap=host_run,--wrap=post
+$(BUILD)/test_grade $(BUILD)/exam_engine: WRAP := -Wl,--wrap=host_run,--wrap=post
 # The exams that it asks, which are programs of their own (tests/exam.c), here with the code that is there.
 EXAMS := $(patsubst %,$(BUILD)/%,exam_engine exam_lp exam_mini $(if $(EMULATION),emulated/exam_kernels emulated/exam_tiles))
 $(BUILD)/exam_engine: $(patsubst %,$(BUILD)/tests/%.o,exam exam_engine squares lessons fixture) $(LIB)
-	$(CC) $(ALL) $^ -o $@ $(LIBS) -lcunit
+	$(CC) $(ALL) $(WRAP) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/exam_lp $(BUILD)/exam_mini: $(BUILD)/exam_%: $(BUILD)/tests/exam.o $(BUILD)/tests/exam_%.o
 	$(CC) $(ALL) $^ -o $@ -lm -lpthread
 $(BUILD)/emulated/exam_kernels: $(BUILD)/flexgen_cpu.o $(patsubst %,$(BUILD)/tests/%.o,exam exam_kernels fixture) $(LIB)
