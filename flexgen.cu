@@ -2005,7 +2005,8 @@ static void *gpu_captured(Gpu *gpu, Lane lane, Error *err) {
 }
 
 static int gpu_launch(Gpu *gpu, Lane lane, void *graph, Error *err) {
-    return checked(cudaGraphLaunch((cudaGraphExec_t)graph, stream_of(gpu, lane)), "a graph", err);
+    return checked(cudaGraphLaunch((cudaGraphExec_t)graph, stream_of(gpu, lane)),
+                   "launching a graph", err);
 }
 
 static void gpu_forget(Gpu *gpu, Lane lane, void *graph) {

@@ -109,10 +109,9 @@ struct LaneDevice {
     uint64_t nposted;
     bool closing, failed;
     bool one_stream; /* FINISH and PROJECT share a stream */
-    Graphs
-        *graphs; /* of that stream; NULL: there is not one batch alone, which waits for launches */
-    bool mixes;  /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
-                   lanes were */
+    Graphs *graphs;  /* of that stream, if there is one batch alone; else NULL */
+    bool mixes;      /* sweeps mix prompts with new tokens, and divide their seconds by how busy the
+                       lanes were */
     Error error;
     LaneState lane[NLANES];
     Link link[NCHANNELS];
@@ -496,7 +495,8 @@ static void enqueue(Posted *job, const Op *op, Lane queue) {
 }
 
 /* Returns true if an op in a queue is held back until its segment is whole: until there are SEGMENT
- * ops, or one with events of its own, or until somebody waits. A trace tells calls apart. */
+ * ops, or one with events of its own, or until somebody waits. In a trace none is: it tells calls
+ * apart. */
 static bool may_be_held(const LaneDevice *d, const Op *op, Lane queue) {
     return d->graphs && queue == PROJECT && op->code != OP_COPY && !d->base.trace &&
            !d->base.no_graph;

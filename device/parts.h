@@ -243,9 +243,8 @@ void arenas_close(Arenas *a);
 
 /* What the stream of PROJECT was given. */
 typedef struct Graphs Graphs;
-/* arenas, notice: of the device, which opens and closes it. The notice says if no graph can be
- * made.
- */
+/* arenas, notice: of the device that opens and closes it. If no graph can be made, the notice says
+ * why. */
 Graphs *graphs_open(const Arenas *arenas, Error *notice);
 /* Posts n ops on the stream: one by one, or by one launch if these ops were posted before. */
 int graphs_run(Graphs *graphs, Op *const op[], int n, Error *err);
