@@ -45,11 +45,11 @@ $(BUILD)/exam_engine: $(patsubst %,$(BUILD)/tests/%.o,exam exam_engine squares l
 	$(CC) $(ALL) $(WRAP) $^ -o $@ $(LIBS) -lcunit
 $(BUILD)/exam_lp $(BUILD)/exam_mini: $(BUILD)/exam_%: $(BUILD)/tests/exam.o $(BUILD)/tests/exam_%.o
 	$(CC) $(ALL) $^ -o $@ -lm -lpthread
-$(BUILD)/emulated/exam_kernels: $(BUILD)/flexgen_cpu.o $(patsubst %,$(BUILD)/tests/%.o,exam exam_kernels fixture) $(LIB)
+$(BUILD)/emulated/exam_kernels: $(BUILD)/flexgen_cpu.o $(BUILD)/cuda_cpu.o $(patsubst %,$(BUILD)/tests/%.o,exam exam_kernels fixture) $(LIB)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
 # The kernels of mini.cu, and mini.c, which they call.
-$(BUILD)/emulated/exam_tiles: tests/mini_kernels.cpp $(patsubst %,$(BUILD)/tests/%.o,exam exam_tiles) $(BUILD)/mini_cpu.cpp mini.c tests/mini_kernels.h tests/cuda_cpu.h
+$(BUILD)/emulated/exam_tiles: tests/mini_kernels.cpp $(patsubst %,$(BUILD)/tests/%.o,exam exam_tiles) $(BUILD)/cuda_cpu.o $(BUILD)/mini_cpu.cpp mini.c tests/mini_kernels.h tests/cuda_cpu.h
 	@mkdir -p $(@D)
 	$(CC) $(DEVICE_O) $(SANITIZE) -DGPU -Dmain=mini_main -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
 	$(CXX) -std=c++17 $(DEVICE_O) $(SANITIZE) -DGPU $(NATIVE) -DCUDA_CPU_TABLE=0 -DMINI_CU='"$(BUILD)/mini_cpu.cpp"' -Wall -Wextra $(WERROR) -Wno-unknown-pragmas \
@@ -71,7 +71,7 @@ PROGRAMS := $(BUILD)/flexgen_host $(if $(EMULATION),$(BUILD)/flexgen_emulated)
 STARTING := $(patsubst %,$(BUILD)/%.log,cli files paper gpu memory kill faults tour mini project)
 $(BUILD)/flexgen_host $(BUILD)/flexgen_emulated: $(BUILD)/flexgen.o $(LIB)
 	$(CC) $(ALL) -rdynamic $^ -o $@ $(LIBS)
-$(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o
+$(BUILD)/flexgen_emulated_cuda.so: $(BUILD)/flexgen_cpu.o $(BUILD)/cuda_cpu.o
 	$(CXX) $(SANITIZE) -shared $^ -o $@
 $(BUILD)/flexgen_emulated: | $(BUILD)/flexgen_emulated_cuda.so
 $(BUILD)/driver/libcuda.so.1: tests/driver.c
@@ -118,11 +118,15 @@ EMULATED_MINI = -O2 -DGPU $(NATIVE) $(CHECKS)
 define emulated_mini
 	$(CC) $(EMULATED_MINI) -Wall -Wextra $(WERROR) -c mini.c -o $@.c.o
 	$(CXX) -std=c++17 $(EMULATED_MINI) -DCUDA_CPU_TABLE=0 -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. \
-	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o -o $@ -rdynamic -lm -lpthread -ldl
+	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h $< $@.c.o $(RUNTIME) -o $@ -rdynamic -lm -lpthread -ldl
 endef
 $(BUILD)/mini_emulated: CHECKS :=
 $(BUILD)/mini_emulated_asan: CHECKS := -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_emulated_tsan: CHECKS := -g1 -fsanitize=thread
+$(BUILD)/mini_emulated: $(BUILD)/cuda_cpu.o
+$(BUILD)/mini_emulated $(BUILD)/planted: RUNTIME := $(BUILD)/cuda_cpu.o
+$(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan $(BUILD)/planted_tsan: RUNTIME := tests/cuda_cpu.cpp
+$(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan $(BUILD)/planted_tsan: tests/cuda_cpu.cpp
 $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
 	$(emulated_mini)
 # mini.c, which rounds to F16 what it multiplies
@@ -198,8 +202,8 @@ $(BUILD)/project_judge: tests/project_judge.c tests/project_judge.h docs/project
 $(BUILD)/project.log: $(BUILD)/project_judge
 $(BUILD)/project.log: export PROJECT_JUDGE := $(BUILD)/project_judge
 
-# The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h in the place of the CUDA runtime and cuBLAS. It is the code for
-# sm_80, and in flexgen_cpu_75.o that for sm_75.
+# The cuda device on the CPU: flexgen.cu as C++, with tests/cuda_cpu.h and cuda_cpu.cpp in the place of the CUDA runtime and cuBLAS. It is
+# the code for sm_80, and in flexgen_cpu_75.o that for sm_75.
 $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 	@mkdir -p $(@D)
 	(echo '#line 1 "flexgen.cu"'; sed -E -f tests/cuda2cpp.sed $<) >$@
@@ -207,16 +211,20 @@ $(BUILD)/flexgen_cpu.cpp: flexgen.cu tests/cuda2cpp.sed
 DEVICE_O ?= $(if $(filter -fsanitize=thread,$(SANITIZE)),-O1,-O2)
 $(BUILD)/flexgen_cpu_75.o: ARCH := -D__CUDA_ARCH__=750
 $(BUILD)/flexgen_cpu.o $(BUILD)/flexgen_cpu_75.o: $(BUILD)/flexgen_cpu.cpp tests/cuda_cpu.h
+$(BUILD)/cuda_cpu.o: tests/cuda_cpu.cpp tests/cuda_cpu.h
+$(BUILD)/flexgen_cpu.o $(BUILD)/flexgen_cpu_75.o $(BUILD)/cuda_cpu.o:
+	@mkdir -p $(@D)
 	$(CXX) $(ARCH) -std=c++17 $(CFLAGS) $(ARGS) $(DEVICE_O) -fPIC $(SANITIZE) -Wall -Wextra -Wshadow $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -MMD -MP -I. \
 	    -isystem $(CUDA_INCLUDE) -include tests/cuda_cpu.h -c $< -o $@
 # Faults in kernels, which the suite `emulation` asks it to find.
 $(BUILD)/planted: CHECKS :=
 $(BUILD)/planted_tsan: CHECKS := -fsanitize=thread -g1
+$(BUILD)/planted: $(BUILD)/cuda_cpu.o
 $(BUILD)/planted $(BUILD)/planted_tsan: tests/planted.cu tests/cuda2cpp.sed tests/cuda_cpu.h
 	@mkdir -p $(@D)
 	(echo '#line 1 "$<"'; sed -E -f tests/cuda2cpp.sed $<) >$@.cpp
 	$(CXX) -std=c++17 -O1 $(CHECKS) -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -fno-strict-aliasing -I. -isystem $(CUDA_INCLUDE) \
-	    -include tests/cuda_cpu.h $@.cpp -o $@ -rdynamic -lpthread -ldl
+	    -include tests/cuda_cpu.h $@.cpp $(RUNTIME) -o $@ -rdynamic -lpthread -ldl
 ifneq ($(EMULATION),)
 $(BUILD)/emulation.log: $(BUILD)/planted $(BUILD)/planted_tsan
 $(BUILD)/emulation.log: export PLANTED := $(BUILD)/planted
@@ -226,10 +234,10 @@ endif
 DEVICE := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard device/host*.c) device/sim.c device/hardware.c device/pipeline.c,$(wildcard device/*.c)))
 ENGINE := $(patsubst %.c,$(PLAIN)/%.o,$(wildcard device/host*.c) admission.c batch.c opt_model.c quant.c schedule.c square.c weights.c plan.c $(wildcard branches/*.c) device/sim.c device/hardware.c \
     base/team.c base/os.c io/checkpoint.c io/file.c io/json.c)
-$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
+$(BUILD)/emulated/test_%: $(BUILD)/flexgen_cpu.o $(BUILD)/cuda_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
-$(BUILD)/random/test_%: $(BUILD)/flexgen_cpu_75.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
+$(BUILD)/random/test_%: $(BUILD)/flexgen_cpu_75.o $(BUILD)/cuda_cpu.o $(DEVICE) $(PLAIN)/tests/test_%.o $(HARNESS) $(ENGINE)
 	@mkdir -p $(@D)
 	$(CXX) $(SANITIZE) -rdynamic $^ -o $@ $(LIBS) -lcunit
 
