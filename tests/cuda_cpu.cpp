@@ -251,8 +251,8 @@ CUDA_CPU_UNCHECKED uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c
     const float f = (float)d;
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    if (f != d && fabs(f) > fabs(d)) bits--; /* towards 0 */
-    if (f != d && d == d) bits |= 1;
+    bits -= fabs(f) > fabs(d); /* towards 0; without branches, which would be as good as random */
+    bits |= (f != d) & (d == d);
     float odd;
     memcpy(&odd, &bits, sizeof odd);
     return rounded_bits(odd);
@@ -262,21 +262,33 @@ CUDA_CPU_UNCHECKED uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c
 
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 
+/* Converts n halves, a multiple of eight. */
+static CUDA_CPU_UNCHECKED void widen(float *to, const uint16_t *from, int n) {
+#ifdef __F16C__
+    for (int i = 0; i < n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+#else
+    for (int i = 0; i < n; i++) to[i] = bits_to_float(from[i]);
+#endif
+}
+
 /* Computes d += a b for a warp; every sum is in the order of k. A thread's elements lie as in "Matrix Fragments for
  * mma.m16n8k16 with floating point type"; those of d as the first four of a. */
 static CUDA_CPU_UNCHECKED void multiply_fragments(Thread *warp) {
+    uint32_t pairs[16][8]; /* of a's halves */
+    uint16_t bits[16][8];  /* of b */
     float a[16][16];
     union {
         float at[16][8];
         Floats row[16];
     } b, d;
     for (int l = 0; l < 32; l++)
-        for (int i = 0; i < 8; i++) {
-            const int pair = l % 4 * 2 + i % 2, low = l / 4 + i / 2 % 2 * 8;
-            a[low][pair + i / 4 * 8] = bits_to_float(warp[l].a[i]);
-            if (i < 4) b.at[pair + i / 2 * 8][l / 4] = bits_to_float(warp[l].b[i]);
-            if (i < 4) d.at[low][pair] = warp[l].d[i];
+        for (int i = 0; i < 4; i++) {
+            const int low = l / 4, pair = l % 4;
+            memcpy(&pairs[low + i % 2 * 8][pair + i / 2 * 4], warp[l].a + 2 * i, sizeof **pairs);
+            bits[pair * 2 + i % 2 + i / 2 * 8][low] = warp[l].b[i];
+            d.at[low + i / 2 * 8][pair * 2 + i % 2] = warp[l].d[i];
         }
+    widen(&a[0][0], (const uint16_t *)pairs, 16 * 16), widen(&b.at[0][0], &bits[0][0], 16 * 8);
     for (int r = 0; r < 16; r++)
         for (int k = 0; k < 16; k++) d.row[r] += a[r][k] * b.row[k];
     for (int l = 0; l < 32; l++)

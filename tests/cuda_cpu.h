@@ -60,6 +60,7 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 /* UNSEEN is for the machinery, which runs on all fibers, so that TSan must not judge it. UNCHECKED is for code that needs
  * no check at all: it touches no memory of a kernel, or only what its caller has checked. */
@@ -336,6 +337,14 @@ const char *allowed(const Launch &l, bool has_rows);
 /* Posts a launch that is allowed. `call` is what each thread of it does. */
 void post(const Launch &l, const char *name, std::function<void()> call);
 
+/* Calls a kernel as one thread does. The tuning for all processors copies the arguments, an op being hundreds of bytes, by
+ * instructions; others call memcpy, and a sanitizer looks at every byte of that. */
+template <class... P, size_t... I>
+__attribute__((target("tune=generic"))) CUDA_CPU_UNCHECKED void call(void (*kernel)(P...), const std::tuple<P...> &values,
+                                                                     std::index_sequence<I...>) {
+    kernel(std::get<I>(values)...);
+}
+
 template <class... P>
 auto launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = nullptr) {
     return [=](P... args) {
@@ -343,7 +352,7 @@ auto launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, cuda
         const char *name = allowed(l, CUDA_CPU_TABLE);
         if (!name) return;
         std::tuple<P...> values(argument(name, args)...); /* copied now, as CUDA does */
-        post(l, name, [=] { std::apply(kernel, values); });
+        post(l, name, [=] { call(kernel, values, std::index_sequence_for<P...>()); });
     };
 }
 }  // namespace cuda_cpu
