@@ -244,19 +244,38 @@ CUDA_CPU_UNSEEN void fence() {
     CUDA_CPU_TSAN(static char edge; blk.counted ? __tsan_acquire(&edge) : __tsan_release(&edge));
 }
 
-/* The product is exact. Rounds once, through a float: where the float loses bits of d, its last bit is set, so that the
- * half is not a tie by mistake. */
-CUDA_CPU_UNCHECKED uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c) {
+/* The product is exact in a double. It is rounded once, through a float: where the float loses bits of d, its last bit is set,
+ * so that the half is not a tie by mistake. Nothing branches, since that would be as good as random. */
+#ifdef __F16C__
+CUDA_CPU_UNCHECKED uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+    const auto widened = [](uint32_t pair) { return _mm_cvtps_pd(_mm_cvtph_ps(_mm_cvtsi32_si128(pair))); };
+    const auto low_halves = [](__m128d mask) { return _mm_shuffle_epi32(_mm_castpd_si128(mask), 8); };
+    const __m128d d = widened(a) * widened(b) + widened(c), sign = _mm_set1_pd(-0.);
+    const __m128 f = _mm_cvtpd_ps(d);
+    const __m128d wide = _mm_cvtps_pd(f);
+    const __m128d above = _mm_cmpgt_pd(_mm_andnot_pd(sign, wide), _mm_andnot_pd(sign, d));
+    const __m128i lost = _mm_srli_epi32(low_halves(_mm_cmp_pd(wide, d, _CMP_NEQ_OQ)), 31);
+    const __m128i toward_0 = _mm_add_epi32(_mm_castps_si128(f), low_halves(above));
+    if (blk.cur) blk.cur->roundings += 2;
+    const __m128 odd = _mm_castsi128_ps(_mm_or_si128(toward_0, lost));
+    return _mm_cvtsi128_si32(_mm_cvtps_ph(odd, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+static CUDA_CPU_UNCHECKED uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c) {
     const double d = (double)bits_to_float(a) * bits_to_float(b) + bits_to_float(c);
     const float f = (float)d;
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    bits -= fabs(f) > fabs(d); /* towards 0; without branches, which would be as good as random */
+    bits -= fabs(f) > fabs(d);
     bits |= (f != d) & (d == d);
     float odd;
     memcpy(&odd, &bits, sizeof odd);
     return rounded_bits(odd);
 }
+uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
+    return multiply_add_bits(a, b, c) | (uint32_t)multiply_add_bits(a >> 16, b >> 16, c >> 16) << 16;
+}
+#endif
 
 // ---- Tensor cores ---------------------------------------------------------------------------------------------------
 

@@ -187,11 +187,11 @@ To bit_cast(From from) {
 }
 inline float2 to_floats(half2 h) { return {to_float(h.x), to_float(h.y)}; }
 inline half2 to_halfs(float a, float b) { return half2(to_half(a), to_half(b)); }
-/* Returns a b + c of halfs' bits, rounded once. */
-uint16_t multiply_add_bits(uint16_t a, uint16_t b, uint16_t c);
+/* Returns a b + c of two halfs each, rounded once. */
+uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c);
 inline half2 multiply_add2(half2 a, half2 b, half2 c) {
-    const uint32_t x = bit_cast<uint32_t>(a), y = bit_cast<uint32_t>(b), z = bit_cast<uint32_t>(c);
-    return __half2_raw{multiply_add_bits(x, y, z), multiply_add_bits(x >> 16, y >> 16, z >> 16)};
+    const uint32_t r = multiply_add_pair(bit_cast<uint32_t>(a), bit_cast<uint32_t>(b), bit_cast<uint32_t>(c));
+    return __half2_raw{uint16_t(r), uint16_t(r >> 16)};
 }
 
 // ---- Tensor cores and asynchronous copies ---------------------------------------------------------------------------
