@@ -59,7 +59,7 @@ $(BUILD)/grade.log $(BUILD)/mini.log: export GRADE_EXAMS := $(BUILD)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
 # Of these the cases take turns, others with each commit; a suite that is asked for by its name takes all.
-TURNS := events faults kill memory mini pipeline project tour
+TURNS := events faults kill memory mini paper pipeline project theory tour
 export TEST_TURN := $(or $(TEST_TURN),$(if $(filter test,$(MAKECMDGOALS)),$(shell git log -1 --format=%ct 2>/dev/null)))
 $(TURNS:%=$(BUILD)/%.log): FLAGS := $(if $(SUITE)$(SANITIZE),,--every 2)
 # of their long lists; all of them in `make sanitize`
@@ -257,7 +257,7 @@ $(BUILD)/random/test_%: $(BUILD)/flexgen_cpu_75.o $(BUILD)/cuda_cpu.o $(DEVICE) 
 #   asan     reads and writes outside of what was allocated, shared memory and regions of a tier included; undefined behaviour
 #   tsan     missing barriers, missing waits between streams and with the host
 $(BUILD)/reverse/%.log: $(BUILD)/emulated/test_% always
-	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 61
+	@scripts/suite.sh $@ CUDA_CPU_ORDER=reverse CUDA_CPU_STRICT=1 $< --every 89
 $(BUILD)/random/%.log: $(BUILD)/random/test_% always
 	@scripts/suite.sh $@ CUDA_CPU_ORDER=random CUDA_CPU_GBPS=0.05 CUDA_CPU_ARCH=75 $< --every 97
 $(BUILD)/emulated/%.log: $(BUILD)/emulated/test_% always
