@@ -128,10 +128,11 @@ endef
 $(BUILD)/mini_emulated: CHECKS :=
 $(BUILD)/mini_emulated_asan: CHECKS := -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined
 $(BUILD)/mini_emulated_tsan: CHECKS := -g1 -fsanitize=thread
-$(BUILD)/mini_emulated: $(BUILD)/cuda_cpu.o
-$(BUILD)/mini_emulated $(BUILD)/planted: RUNTIME := $(BUILD)/cuda_cpu.o
+# What has sanitizers of its own, or none beside others that have, compiles the runtime for itself.
+$(BUILD)/mini_emulated $(BUILD)/planted: RUNTIME := $(if $(SANITIZE),tests/cuda_cpu.cpp,$(BUILD)/cuda_cpu.o)
 $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan $(BUILD)/planted_tsan: RUNTIME := tests/cuda_cpu.cpp
-$(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan $(BUILD)/planted_tsan: tests/cuda_cpu.cpp
+$(BUILD)/mini_emulated $(BUILD)/planted: $(if $(SANITIZE),,$(BUILD)/cuda_cpu.o)
+$(patsubst %,$(BUILD)/%,mini_emulated mini_emulated_asan mini_emulated_tsan planted planted_tsan): tests/cuda_cpu.cpp
 $(BUILD)/mini_emulated $(BUILD)/mini_emulated_asan $(BUILD)/mini_emulated_tsan: $(BUILD)/mini_cpu.cpp mini.c tests/cuda_cpu.h
 	$(emulated_mini)
 # mini.c, which rounds to F16 what it multiplies
@@ -225,7 +226,6 @@ $(BUILD)/flexgen_cpu.o $(BUILD)/flexgen_cpu_75.o $(BUILD)/cuda_cpu.o:
 # Faults in kernels, which the suite `emulation` asks it to find.
 $(BUILD)/planted: CHECKS :=
 $(BUILD)/planted_tsan: CHECKS := -fsanitize=thread -g1
-$(BUILD)/planted: $(BUILD)/cuda_cpu.o
 $(BUILD)/planted $(BUILD)/planted_tsan: tests/planted.cu tests/cuda2cpp.sed tests/cuda_cpu.h
 	@mkdir -p $(@D)
 	(echo '#line 1 "$<"'; sed -E -f tests/cuda2cpp.sed $<) >$@.cpp
@@ -269,8 +269,10 @@ ASAN := $(CHECKED) BUILD=build/asan SANITIZE="-fsanitize=address,undefined -fno-
 TSAN := $(CHECKED) BUILD=build/tsan SANITIZE=-fsanitize=thread RUNNER="TSAN_OPTIONS=halt_on_error=1:suppressions=$(abspath tests/tsan.supp) setarch -R"
 asan: $(ENGINE) $(HARNESS) $(EMULATED:%=$(BUILD)/tests/test_%.o)
 	@$(MAKE) $(ASAN) EVERY=97 PLAIN=$(BUILD) $(EMULATED:%=build/asan/emulated/%.log)
+# The host's kernels have little to do there, and take long to optimize.
+$(patsubst %,$(BUILD)/device/%.o,host_attend host_linear): CFLAGS += $(HOST_O)
 tsan:
-	@$(MAKE) $(TSAN) EVERY=383 $(RACING:%=build/tsan/emulated/%.log)
+	@$(MAKE) $(TSAN) HOST_O=-O0 EVERY=383 $(RACING:%=build/tsan/emulated/%.log)
 
 # ThreadSanitizer looks at the engine on one emulated GPU; at pipelines of them in `make sanitize`.
 RACING := $(filter-out $(if $(SUITE),,stages),$(EMULATED))
