@@ -305,7 +305,7 @@ def write_tree(dir, files):
 #
 # A kit is for computers like this one, of any age: its objects use no instructions that only newer processors have.
 
-FLAGS = "-O1 -w -D_GNU_SOURCE -I. -Itests"
+FLAGS = "-Og -w -D_GNU_SOURCE -I. -Itests"
 LANGUAGE = {".c": "-std=c11 -x c", ".cpp": "-std=c++17 -fno-strict-aliasing -x c++"}
 JUDGE = ["tests/%s.c" % name for name in ("test_grade", "answers", "squares", "main", "fixture", "written", "local_net", "started")]
 EXAM = {"exam_engine": ["exam", "exam_engine", "squares", "lessons", "fixture"], "exam_lp": ["exam"], "exam_mini": ["exam"],

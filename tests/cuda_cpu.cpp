@@ -5,6 +5,7 @@
 
 #include <cxxabi.h>
 #include <dlfcn.h>
+#include <immintrin.h>
 #include <linux/futex.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -244,8 +245,8 @@ CUDA_CPU_UNSEEN void fence() {
     CUDA_CPU_TSAN(static char edge; blk.counted ? __tsan_acquire(&edge) : __tsan_release(&edge));
 }
 
-/* The product is exact in a double. It is rounded once, through a float: where the float loses bits of d, its last bit is set,
- * so that the half is not a tie by mistake. Nothing branches, since that would be as good as random. */
+/* The product is exact in a double. It is rounded once, through a float: where the float loses bits of d, its last bit is
+ * set, so that the half is not a tie by mistake. Nothing branches, since that would be as good as random. */
 #ifdef __F16C__
 CUDA_CPU_UNCHECKED uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
     const auto widened = [](uint32_t pair) { return _mm_cvtps_pd(_mm_cvtph_ps(_mm_cvtsi32_si128(pair))); };

@@ -49,7 +49,6 @@
 #include <cublas_v2.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -160,10 +159,13 @@ T shfl_xor(int line, unsigned mask, T v, int x) {
     return v;
 }
 
-/* The toolkit's own conversions are right, but slow on a host. */
+/* The toolkit's own conversions are right, but slow on a host. These are written without <immintrin.h>, which takes the
+ * compiler longer to read than all kernels of mini.cu. */
+typedef short Halves __attribute__((vector_size(16)));
+typedef float Singles __attribute__((vector_size(16)));
 CUDA_CPU_UNSEEN inline float bits_to_float(uint16_t h) {
 #ifdef __F16C__
-    return _cvtsh_ss(h);
+    return __builtin_ia32_vcvtph2ps(Halves{short(h)})[0];
 #else
     return __half2float(__half_raw{h});
 #endif
@@ -172,7 +174,7 @@ inline float to_float(half h) { return bits_to_float(__half_raw(h).x); }
 CUDA_CPU_UNSEEN inline uint16_t rounded_bits(float f) {
     if (blk.cur) blk.cur->roundings++;
 #ifdef __F16C__
-    return _cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT);
+    return __builtin_ia32_vcvtps2ph(Singles{f}, 0)[0];
 #else
     return __half_raw(::__float2half(f)).x;
 #endif
