@@ -59,7 +59,7 @@ $(BUILD)/grade.log $(BUILD)/mini.log: export GRADE_EXAMS := $(BUILD)
 $(BUILD)/%.log: $(BUILD)/test_% always
 	@scripts/suite.sh $@ $(RUNNER) $< $(FLAGS)
 # Of these the cases take turns, others with each commit; a suite that is asked for by its name takes all.
-TURNS := events faults kill memory mini paper pipeline project theory tour
+TURNS := events faults kill memory mini paper pipeline project tour
 export TEST_TURN := $(or $(TEST_TURN),$(if $(filter test,$(MAKECMDGOALS)),$(shell git log -1 --format=%ct 2>/dev/null)))
 $(TURNS:%=$(BUILD)/%.log): FLAGS := $(if $(SUITE)$(SANITIZE),,--every 2)
 # of their long lists; all of them in `make sanitize`
