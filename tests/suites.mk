@@ -62,6 +62,7 @@ $(BUILD)/%.log: $(BUILD)/test_% always
 TURNS := events faults kill memory mini paper pipeline project tour
 export TEST_TURN := $(or $(TEST_TURN),$(if $(filter test,$(MAKECMDGOALS)),$(shell git log -1 --format=%ct 2>/dev/null)))
 $(TURNS:%=$(BUILD)/%.log): FLAGS := $(if $(SUITE)$(SANITIZE),,--every 2)
+$(BUILD)/tour.log: FLAGS := $(if $(SUITE)$(SANITIZE),,--every 3)
 # of their long lists; all of them in `make sanitize`
 $(BUILD)/schedule.log: FLAGS := $(if $(SANITIZE),,--every 5)
 $(BUILD)/stages.log: FLAGS := $(if $(SANITIZE),,--every 3)
