@@ -278,8 +278,11 @@ tsan:
 # ThreadSanitizer looks at the engine on one emulated GPU; at pipelines of them in `make sanitize`.
 RACING := $(filter-out $(if $(SUITE),,stages),$(EMULATED))
 ORDERED_LOGS := $(foreach way,reverse random,$(EMULATED:%=$(BUILD)/$(way)/%.log))
-test: $(if $(EMULATED),tsan asan) $(ORDERED_LOGS) $(LOGS) # the longest begin first
-	@scripts/summary.sh $(LOGS) $(ORDERED_LOGS) $(EMULATED:%=build/asan/emulated/%.log) $(RACING:%=build/tsan/emulated/%.log)
+# The two sanitizers take turns, too; of suites that are asked for by their names both look at the device.
+CHECKING := $(if $(SUITE),tsan asan,$(if $(filter %0 %2 %4 %6 %8,$(TEST_TURN)),asan,tsan))
+CHECKED_LOGS := $(if $(filter asan,$(CHECKING)),$(EMULATED:%=build/asan/emulated/%.log)) $(if $(filter tsan,$(CHECKING)),$(RACING:%=build/tsan/emulated/%.log))
+test: $(if $(EMULATED),$(CHECKING)) $(ORDERED_LOGS) $(LOGS) # the longest begin first
+	@scripts/summary.sh $(LOGS) $(ORDERED_LOGS) $(CHECKED_LOGS)
 emulated: $(EMULATED:%=$(BUILD)/emulated/%.log)
 	@scripts/summary.sh $^
 # make sanitize takes all parts, one after the other; make sanitize PART="tsan fuzz" some of them. It ends with the result of each.
