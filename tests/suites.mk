@@ -1,8 +1,8 @@
 # suites.mk: how the tests are built and run; the Makefile includes it.
 #
 # A suite, tests/test_NAME.c, becomes a program of its own, $(BUILD)/test_NAME, and running it a log, $(BUILD)/NAME.log. So suites run
-# while others are still being compiled, and a crash is one suite's. `make test` makes all logs and puts them together; it takes less
-# than five minutes on two processors. What takes longer is in `make sanitize`:
+# while others are still being compiled, and a crash is one suite's. `make test` makes all logs and puts them together; it takes
+# four minutes on two processors. What takes longer is in `make sanitize`:
 #   all suites on the host device under AddressSanitizer and UBSan, the engine's and the network's under ThreadSanitizer;
 #   the emulated cuda device under both with more combinations, and with everything instrumented, not the device alone.
 SUITES := $(patsubst tests/test_%.c,%,$(sort $(wildcard tests/test_*.c)))
