@@ -86,7 +86,7 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 const char *host_isa(void);
 /* The version of the order in which the host's products and attention add up. Another order may
  * give other tokens, so a job that began with another version is told so when it resumes. */
-enum { HOST_SUMS = 2 };
+enum { HOST_SUMS = 3 };
 
 // -------------------------------------------------------------------------------------------------
 // flexgen.cu: a GPU

@@ -146,6 +146,50 @@ TEST(a_row_depends_on_neither_rows_nor_columns_nor_threads) {
     }
 }
 
+/* Groups of any bytes, so that scales differ much and are negative too; numbers of x that are far larger than their
+ * neighbours; rows and groups of zeros. */
+TEST(packed_products_keep_their_bound_whatever_the_numbers) {
+    static const int rows[] = {1, 2, 5, 7, 13, 40};
+    for (int i = 0; i < 4 * COUNT(rows); i++) {
+        Op op = linear_new(&epilogues[i % 2], true, rows[i / 4], 192, i % 4 < 2 ? 192 : 448, PROJECT);
+        const Tensor x = op.linear.x;
+        for (int c = i % 7; c < x.cols; c += 29) set_number(x, c % x.rows, c, 3e4 * number(x, c % x.rows, c));
+        for (int c = 0; c < x.cols; c++) set_number(x, x.rows - 1, c, i % 3 ? number(x, x.rows - 1, c) * 1e-30 : 0);
+        if (i % 4 % 2) op.linear.w = random_groups(192, x.cols);
+        if (i % 4 == 2) memset(element(op.linear.w, 1, 0), 0, op.linear.w.cols);
+        expect_linear(op);
+        forget();
+    }
+}
+
+/* A number of x makes its row NaN or infinite, and a group its outputs; the others keep their bits. */
+TEST(what_is_not_finite_shows_in_packed_products_and_stays_where_it_belongs) {
+    static const uint16_t odd[] = {0x7e00, 0x7c00, 0xfc00};
+    for (int i = 0; i < 2 * COUNT(odd); i++) {
+        enum { ROWS = 9, N = 192, BAD_ROW = 4 };
+        const Op op = linear_new(&epilogues[1], true, ROWS, N, 320, PROJECT);
+        Op bad = op;
+        bad.linear.x = copy_of(op.linear.x);
+        bad.linear.w = copy_of(op.linear.w);
+        bad.linear.y = blank(F32, ROWS, N);
+        if (i % 2)
+            set_number(bad.linear.x, BAD_ROW, 60 * i + 3, f16_to_f32(odd[i / 2]));
+        else
+            memcpy(element(bad.linear.w, 1, (60 * i + 3) * GROUP_BYTES + i % 4), &odd[i / 2], 2); /* min or scale */
+        run(op);
+        run(bad);
+        int wrong = 0;
+        for (int r = 0; r < ROWS; r++)
+            for (int o = 0; o < N; o++) {
+                const double is = number(bad.linear.y, r, o);
+                const bool hit = i % 2 ? r == BAD_ROW : o / GROUP == 1;
+                wrong += hit ? isfinite(is) : is != number(op.linear.y, r, o);
+            }
+        CU_ASSERT_EQUAL(wrong, 0);
+        forget();
+    }
+}
+
 TEST(a_result_in_halves_is_the_float_result_rounded_once) {
     static const int cols[] = {1, 16, 31, 64, 100}, some_heads[][2] = {{64, 5}, {80, 5}, {20, 5}, {1, 5}};
     static const int32_t idx[] = {8, 0, 3, 3, 7, 1, 1};
