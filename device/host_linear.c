@@ -40,7 +40,8 @@ enum {
     PANEL_OUTPUTS = 256,
     PANEL_K = 128, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
     SUMS = PART + VL, /* floats that a task keeps for a row and a part of packed weights */
-    DIRECT = VL == 4 ? 1 : MR, /* rows that use packed weights while these are in registers */
+    PANEL_MR = VL == 8 ? 2 : MR, /* rows of x in a tile of packed weights, at most */
+    DIRECT = VL == 4 ? 1 : PANEL_MR, /* rows that use packed weights while these are in registers */
     NEAR = VL == 4 ? 3 : 2, /* the cache for which weights are prefetched. The second one of x86 has
                                more requests in flight than the nearest */
 };
@@ -454,9 +455,9 @@ static void task_of_packed(const Op *op, int row, int rows, int part, int parts)
                 for_rows(direct_tile, &t, rows);
             else
                 multiply_panel(&t, true, true, DIRECT);
-            for (int i = DIRECT; i < rows; i += MR) {
+            for (int i = DIRECT; i < rows; i += PANEL_MR) {
                 t = (PackedTile){sums + (u * rows + i) * SUMS, x + i * PANEL_K, unit + i, &panel};
-                for_rows(panel_tile, &t, imin(MR, rows - i));
+                for_rows(panel_tile, &t, imin(PANEL_MR, rows - i));
             }
         }
     }
