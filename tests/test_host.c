@@ -165,24 +165,25 @@ TEST(packed_products_keep_their_bound_whatever_the_numbers) {
 /* A number of x makes its row NaN or infinite, and a group its outputs; the others keep their bits. */
 TEST(what_is_not_finite_shows_in_packed_products_and_stays_where_it_belongs) {
     static const uint16_t odd[] = {0x7e00, 0x7c00, 0xfc00};
-    for (int i = 0; i < 2 * COUNT(odd); i++) {
-        enum { ROWS = 9, N = 192, BAD_ROW = 4 };
+    enum { MIN, SCALE, X, PLACES, ROWS = 9, N = 192, BAD_ROW = 4 };
+    for (int i = 0; i < PLACES * COUNT(odd); i++) {
+        const int place = i % PLACES, column = 30 * i + 3;
         const Op op = linear_new(&epilogues[1], true, ROWS, N, 320, PROJECT);
         Op bad = op;
         bad.linear.x = copy_of(op.linear.x);
         bad.linear.w = copy_of(op.linear.w);
         bad.linear.y = blank(F32, ROWS, N);
-        if (i % 2)
-            set_number(bad.linear.x, BAD_ROW, 60 * i + 3, f16_to_f32(odd[i / 2]));
+        if (place == X)
+            set_number(bad.linear.x, BAD_ROW, column, f16_to_f32(odd[i / PLACES]));
         else
-            memcpy(element(bad.linear.w, 1, (60 * i + 3) * GROUP_BYTES + i % 4), &odd[i / 2], 2); /* min or scale */
+            memcpy(element(bad.linear.w, 1, column * GROUP_BYTES + 2 * place), &odd[i / PLACES], 2);
         run(op);
         run(bad);
         int wrong = 0;
         for (int r = 0; r < ROWS; r++)
             for (int o = 0; o < N; o++) {
                 const double is = number(bad.linear.y, r, o);
-                const bool hit = i % 2 ? r == BAD_ROW : o / GROUP == 1;
+                const bool hit = place == X ? r == BAD_ROW : o / GROUP == 1;
                 wrong += hit ? isfinite(is) : is != number(op.linear.y, r, o);
             }
         CU_ASSERT_EQUAL(wrong, 0);
