@@ -154,8 +154,8 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
 // Functions that each instruction set has its own words for. codes_block returns 32 codes times
-// CODE_UNIT. p_load_bytes pairs each of VL bytes at p with that at q, p_set repeats one pair, and
-// p_dot adds the two products of a pair of codes and one of x, which has a sign, to an element.
+// CODE_UNIT. p_load_16 pairs each of 16 bytes at p with that at q. p_dot adds to an element the two
+// products of a pair of codes and a pair of x, which have a sign; p_set repeats this pair.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
@@ -192,19 +192,21 @@ INLINE void v_widen_two(V out[2], uint8x16_t halves) {
     out[0] = (V)vcvt_f32_f16(vget_low_f16((float16x8_t)halves));
     out[1] = (V)vcvt_high_f32_f16((float16x8_t)halves);
 }
-INLINE VP p_load_bytes(const uint8_t *p, const uint8_t *q) {
-    uint32_t both[2];
-    memcpy(both, p, 4);
-    memcpy(both + 1, q, 4);
-    return (VP)vmovl_u8(vreinterpret_u8_u32(vld1_u32(both)));
-}
-INLINE VP p_set(const int16_t *pair) {
-    return (VP)vcombine_s16(vld1_dup_s16(pair), vld1_dup_s16(pair + 1));
+INLINE void p_load_16(VP to[4], const uint8_t *p, const uint8_t *q) {
+    uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(p)),
+               second = vreinterpretq_u32_u8(vld1q_u8(q)), two[2];
+    two[0] = vzip1q_u32(first, second);
+    two[1] = vzip2q_u32(first, second);
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        to[2 * i] = (VP)vmovl_u8(vget_low_u8((uint8x16_t)two[i]));
+        to[2 * i + 1] = (VP)vmovl_high_u8((uint8x16_t)two[i]);
+    }
 }
 INLINE VI p_dot(VP codes, VP x, VI sum) {
-    int32x4_t firsts = vmlal_s16((int32x4_t)sum, vget_low_s16((int16x8_t)codes),
-                                 vget_low_s16((int16x8_t)x));
-    return (VI)vmlal_high_s16(firsts, (int16x8_t)codes, (int16x8_t)x);
+    int16x4_t pair = vget_low_s16((int16x8_t)x);
+    int32x4_t firsts = vmlal_lane_s16((int32x4_t)sum, vget_low_s16((int16x8_t)codes), pair, 0);
+    return (VI)vmlal_high_lane_s16(firsts, (int16x8_t)codes, pair, 1);
 }
 INLINE void codes_block(V out[8], const uint8_t *codes) {
     uint8x16_t pairs = vld1q_u8(codes), code[2] = {pairs & 15, pairs >> 4}, zero = {0};
@@ -237,15 +239,17 @@ INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; 
 #endif
 
 #ifndef __ARM_NEON
-INLINE VP p_load_bytes(const uint8_t *p, const uint8_t *q) {
-    return (VP)(v_load_bytes(p) | v_load_bytes(q) << 16);
+INLINE void p_load_16(VP to[16 / VL], const uint8_t *p, const uint8_t *q) {
+    UNROLL
+    for (int i = 0; i < 16 / VL; i++)
+        to[i] = (VP)(v_load_bytes(p + i * VL) | v_load_bytes(q + i * VL) << 16);
 }
+#endif
 INLINE VP p_set(const int16_t *pair) {
     int32_t both;
     memcpy(&both, pair, sizeof both);
     return (VP)(both - (VI){0});
 }
-#endif
 
 #if VL == 16
 INLINE void codes_block(V out[2], const uint8_t *codes) {

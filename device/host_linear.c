@@ -285,11 +285,14 @@ static void load_columns(Panel *p, const uint8_t *from) {
  * quant.h tells which half of a byte belongs to which output. */
 INLINE void unpack_pair(VP *to, const uint8_t *codes, const int nv) {
     UNROLL
-    for (int i = 0; i < nv * VL / 2; i += VL) {
-        VP both = p_load_bytes(codes + i, codes + GROUP_BYTES + i);
-        int v = (i / 16 * 32 + i % 16) / VL;
-        to[v] = both & 15;
-        to[v + 16 / VL] = both >> 4;
+    for (int v = 0; v < nv; v += 32 / VL, codes += 16) {
+        VP both[16 / VL];
+        p_load_16(both, codes, codes + GROUP_BYTES);
+        UNROLL
+        for (int u = 0; u < 16 / VL; u++) {
+            to[v + u] = both[u] & 15;
+            to[v + 16 / VL + u] = both[u] >> 4;
+        }
     }
 }
 
