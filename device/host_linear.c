@@ -328,7 +328,7 @@ INLINE void round_factors(const PackedTile *t, int16_t z[][PANEL_K], const int m
  * prefetched a panel ahead. */
 INLINE void multiply_panel(const PackedTile *t, const bool direct, const bool keep, const int mr) {
     Panel *p = t->panel;
-    const int nv = mr == 1 ? imin(8, PART / VL) : NR; /* vectors of outputs */
+    int nv = mr == 1 ? imin(8, PART / VL) : NR; /* vectors of outputs */
     _Alignas(64) int16_t z[FEW][PANEL_K];
     round_factors(t, z, mr);
     for (int j = 0; j < PART; j += nv * VL) {
@@ -466,8 +466,8 @@ static void task_of_packed(const Op *op, int row, int rows, int part, int parts)
             }
         }
     }
-    for (int u = 0; u < parts; u++)
-        for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
+        for (int u = 0; u < parts; u++) {
             float *sum = sums + (u * rows + i) * SUMS, of_mins = v_sum(v_load(sum + PART));
             for (int j = 0; j < PART; j += VL)
                 v_store(sum + j, v_load(sum + j) + of_mins);
