@@ -20,8 +20,8 @@
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are.
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
  * order, from 0, and v_sum4 adds the elements as a tree; blocks and tiles do not matter. Packed
- * weights: the sums of codes of each PANEL_K columns are exact, and are added in order; element e of
- * the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and these in order.
+ * weights: the sums of codes of each PANEL_K columns are exact, and are added in order; element e
+ * of the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and these in order.
  * Whoever changes an order adds one to HOST_SUMS.
  * Read next: host_attend.c. */
 #include "device/parts.h"
@@ -38,16 +38,16 @@ enum {
                                      cache of 32 or 48 KB; floats of w, 128 KB of the second */
     PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
-    PANEL_K = 128, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    PANEL_K = 128,    /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
     SUMS = PART + VL, /* floats that a task keeps for a row and a part of packed weights */
-    PANEL_MR = VL == 8 ? 2 : MR, /* rows of x in a tile of packed weights, at most */
+    PANEL_MR = VL == 8 ? 2 : MR,     /* rows of x in a tile of packed weights, at most */
     DIRECT = VL == 4 ? 1 : PANEL_MR, /* rows that use packed weights while these are in registers */
     NEAR = VL == 4 ? 3 : 2, /* the cache for which weights are prefetched. The second one of x86 has
                                more requests in flight than the nearest */
 };
 
 static const float LARGEST = 32760, /* of a factor in 16 bits, and what may be added to round */
-                   LEAST = 0x1p-100f; /* by which is divided */
+    LEAST = 0x1p-100f;              /* by which is divided */
 
 // -------------------------------------------------------------------------------------------------
 // Weights in F16

@@ -1,6 +1,6 @@
 /* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds of
- * floats, and of integers of 16 bits, on all threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR. One "name value" a line, in units of
- * 1e9 a second; a disk that takes no direct transfers gives 0. Medians.
+ * floats, and of integers of 16 bits, on all threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR.
+ * One "name value" a line, in units of 1e9 a second; a disk that takes no direct transfers gives 0. Medians.
  *
  *     bench_machine DIR [MEGABYTES]     the size of the file that is written and read (512), removed at the end */
 #include <errno.h>

@@ -319,7 +319,8 @@ static Tensor turned(Tensor t) {
 }
 
 /* What a processor may lose when it rounds the factors of packed codes, of which each is at most 15: in a block of columns
- * half a unit for each, and a unit is a share of the largest factor that x and the scales could have. Row r of x, output o. */
+ * half a unit for each, and a unit is a share of the largest factor that x and the scales could have. Row r of x, output o.
+ */
 static double packed_loss(Op op, int r, int o) {
     enum { COLUMNS = 128, UNITS = 32760 };
     double loss = 0;
