@@ -388,6 +388,28 @@ TEST(every_placement_gives_the_engines_tokens) {
 
 TEST(compressed_weights_and_cache_give_the_engines_tokens) { try_policies(PACKED_WEIGHT, BOTH, PLACEMENTS / 4); }
 
+/* The engine as it is used, with packed weights, beside the one above: a token may be another where two are as close as the
+ * integers of 16 bits leave them. (A packed cache would make a code another by so little.) */
+TEST(the_engines_packed_weights_choose_the_tokens_of_their_numbers) {
+    for (int m = 0; m < SUBJECTS; m++) {
+        const Answers *plain = engine_answers(m, PACKED_WEIGHT);
+        const Result r = flexgen_done(
+            "generate --model %s --prompts %s --format text --max-tokens %d --compress-weight " ENGINE_ALL_ON_GPU,
+            dir_of(&subjects[m]), prompts_file(PROMPTS), tokens());
+        const Answers packed = read_answers(r.out, PROMPTS);
+        for (int i = 0; i < PROMPTS; i++, compared++) {
+            const int at = difference(&packed, plain, i),
+                      chosen = at < plain->n[i] ? plain->token[i][at] : subjects[m].c.eos;
+            if (at == MOST_TOKENS) continue;
+            const double lead = lead_of(m, PACKED_WEIGHT, prompts[i], plain->token[i], at, chosen);
+            fprintf(stderr, "\n    model %d, prompt %d, token %d: a lead of %.1e", m, i, at, lead);
+            CU_ASSERT(lead >= 0 && lead <= 1e-3);
+            differing++;
+        }
+    }
+    at_most_one_of_fifty_differs();
+}
+
 TEST(sparse_attention_gives_the_engines_tokens) { try_policies(SPARSE_1, SPARSE_PACKED, PLACEMENTS / 4); }
 
 /* A few prompts are as good as many: the same threads wait for the same buffers. */
