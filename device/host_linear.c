@@ -264,6 +264,7 @@ static void load_columns(Panel *p, const uint8_t *from) {
     uint32_t header[PANEL_K];
     V largest = v_set(LEAST);
     p->codes = from + GROUP_HEADER;
+    PRAGMA(GCC unroll 16)
     for (int c = 0; c < p->columns; c++) {
         memcpy(header + c, from + c * GROUP_BYTES, GROUP_HEADER);
         __asm__("" : "+m"(header[c])); /* else GCC packs them in vectors, by five times the work */
