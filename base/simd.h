@@ -180,7 +180,11 @@ INLINE VI v_load_bytes(const uint8_t *p) {
     return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
 }
 INLINE VI p_dot(VP codes, VP x, VI sum) {
+#ifdef __AVXVNNI__
+    return (VI)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
+#else
     return sum + (VI)_mm256_madd_epi16((__m256i)codes, (__m256i)x);
+#endif
 }
 #elif defined __ARM_NEON
 INLINE V v_fma(V a, V b, V c) {
