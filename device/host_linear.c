@@ -502,12 +502,14 @@ void host_linear(const Op *op) {
     bool packed = op->linear.w.type == U8;
     int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
     int most = packed ? PANEL_ROWS : ROWS;
-    int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
+    /* Tasks that can be dealt out evenly. Few rows wait for memory, which reads several parts of
+     * packed weights at a time faster than one, so their tasks are larger. */
+    int enough = (m > FEW ? 4 : 2) * host_threads();
     CHECK((y.type == F32 || y.type == F16) && (!packed || k % GROUP == 0));
     int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW);
     int parts = packed ? PANEL_OUTPUTS / PART : m > FEW ? OUTPUTS / PART : 1;
     while (parts > 1 && ceil_div(m, rows) * ceil_div(all, parts) < enough)
-        parts /= 2;
+        parts--;
     while (rows > 4 * FEW && ceil_div(m, rows) * all < enough)
         rows = round_up(rows / 2, FEW);
     int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;
