@@ -239,8 +239,8 @@ INLINE void multiply_block(const void *block, const int mr) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Packed weights. The outputs of a part share the min and the scale of each column. So their sums
-// are, for a row of x and output j,
+// Packed weights. The paper unpacks them before it multiplies. But the outputs of a part share the
+// min and the scale of each column, so their sums are, for a row of x and output j,
 //
 //     sum of x[c] min[c]  +  sum of (x[c] scale[c]) code[c][j]
 //
