@@ -1,7 +1,6 @@
 /* simd.h: defines a vector of VL floats for AVX-512, AVX2, NEON and portable C, and one of VL pairs
- * of integers. Everything is inlined. What differs between processors stands here
- * and nowhere else. C's operators
- * work on these vectors; these few functions do what C cannot say. */
+ * of integers. Everything is inlined. What differs between processors stands here and nowhere else.
+ * C's operators work on these vectors; these few functions do what C cannot say. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"

@@ -20,10 +20,12 @@
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are.
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
  * order, from 0, and v_sum4 adds the elements as a tree; blocks and tiles do not matter. Packed
- * weights: the sums of codes of each PANEL_K columns are exact, and are added in order; element e
- * of the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and these in order.
- * Whoever changes an order adds one to HOST_SUMS.
- * Read next: host_attend.c. */
+ * weights: the integer sum of PANEL_K columns is exact, and becomes a float; these are added in
+ * order. Element e of the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and
+ * these in order. A factor x scale is off by half a unit at most, which is the largest |x| times
+ * the largest |scale| of PANEL_K columns, over LARGEST. A row of y is NaN or infinite if its x is,
+ * and an output if a min or a scale of its part is. Whoever changes an order or a rounding adds one
+ * to HOST_SUMS. Read next: host_attend.c. */
 #include "device/parts.h"
 
 enum {
@@ -41,13 +43,16 @@ enum {
     PANEL_K = 128,    /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
     SUMS = PART + VL, /* floats that a task keeps for a row and a part of packed weights */
     PANEL_MR = VL == 8 ? 2 : MR,     /* rows of x in a tile of packed weights, at most */
-    DIRECT = VL == 4 ? 1 : PANEL_MR, /* rows that use packed weights while these are in registers */
+    DIRECT = VL == 4 ? 1 : PANEL_MR, /* rows that use packed weights while these are in registers;
+                                        16 bytes of codes make 32 / VL vectors, and with VL 4 only a
+                                        tile of one row has 8 */
     NEAR = VL == 4 ? 3 : 2, /* the cache for which weights are prefetched. The second one of x86 has
                                more requests in flight than the nearest */
 };
 
-static const float LARGEST = 32760, /* of a factor in 16 bits, and what may be added to round */
-    LEAST = 0x1p-100f;              /* by which is divided */
+/* The largest factor: 16 bits leave room for its rounding. What is divided by counts as LEAST at
+ * least. */
+static const float LARGEST = 32760, LEAST = 0x1p-100f;
 
 // -------------------------------------------------------------------------------------------------
 // Weights in F16
@@ -239,8 +244,8 @@ INLINE void multiply_block(const void *block, const int mr) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Packed weights. The paper unpacks them before it multiplies. But the outputs of a part share the
-// min and the scale of each column, so their sums are, for a row of x and output j,
+// Packed weights. DIFFERS: the paper unpacks them before it multiplies. But the outputs of a part
+// share the min and the scale of each column, so their sums are, for a row of x and output j,
 //
 //     sum of x[c] min[c]  +  sum of (x[c] scale[c]) code[c][j]
 //

@@ -318,15 +318,14 @@ static Tensor turned(Tensor t) {
     return turn;
 }
 
-/* What a processor may lose when it rounds the factors of packed codes, of which each is at most 15: in a block of columns
- * half a unit for each, and a unit is a share of the largest factor that x and the scales could have. Row r of x, output o.
- */
+/* By how much output o of row r may differ because the CPU rounds the factors of codes. In a block of columns a factor is
+ * off by half a unit at most, and a code is at most 15. A unit is the largest |x| times the largest |scale|, over UNITS. */
 static double packed_loss(Op op, int r, int o) {
     enum { COLUMNS = 128, UNITS = 32760 };
     double loss = 0;
     for (int c = 0; c < op.linear.x.cols; c += COLUMNS) {
         const int n = imin(COLUMNS, op.linear.x.cols - c);
-        double x = 0, scale = 0;
+        double x = 0x1p-100, scale = 0;
         for (int i = c; i < c + n; i++) {
             f16 header[2];
             memcpy(header, element(op.linear.w, o / GROUP, i * GROUP_BYTES), sizeof header);
