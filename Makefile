@@ -35,7 +35,7 @@ SETUP ?= setup
 # clang says of some small loops that there was nothing to unroll
 WARN := -std=c11 -Wall -Wextra -Wshadow $(WERROR) -Wno-pass-failed -D_GNU_SOURCE
 BUILD ?= build
-ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512F__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}/__ARM_NEON /{d=1}END{print a?"AVX-512":b&&c?"AVX2":d?"NEON":"portable C"}')
+ISA := $(shell echo | $(CC) $(CFLAGS) -dM -E - 2>/dev/null | awk '/__AVX512BW__/{a=1}/__AVX2__/{b=1}/__F16C__/{c=1}/__ARM_NEON /{d=1}END{print a&&c?"AVX-512":b&&c?"AVX2":d?"NEON":"portable C"}')
 # for a Mac, whose libraries are Homebrew's
 MAC := $(shell echo | $(CC) -dM -E - 2>/dev/null | grep -o __APPLE__)
 BREW := $(if $(MAC),$(shell brew --prefix 2>/dev/null))

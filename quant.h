@@ -37,7 +37,8 @@ static inline size_t quant_matrix_bytes(int n, int k) {
     return (size_t)ceil_div(n, GROUP) * k * GROUP_BYTES;
 }
 /* Packs one row of groups, which is GROUP rows of w. Returns false if a number is not finite; its
- * group then unpacks to NaN. */
+ * group then unpacks to NaN. Products on the CPU take a number as min + scale * code, not rounded
+ * to F16. */
 bool quant_pack_rows(uint8_t *to, const f16 *w, int k);
 void quant_unpack_rows(f16 *w, const uint8_t *from, int k);
 /* Unpacks row i of one row of groups: the k numbers of a token in a packed token table. */

@@ -1,7 +1,6 @@
-/* simd.h: defines a vector of VL floats for AVX-512, AVX2, NEON and portable C, and the 16 numbers
- * that 4-bit codes stand for. Everything is inlined. What differs between processors stands here
- * and nowhere else. C's operators
- * work on these vectors; these few functions do what C cannot say. */
+/* simd.h: defines a vector of VL floats for AVX-512, AVX2, NEON and portable C, and one of VL pairs
+ * of integers. Everything is inlined. What differs between processors stands here and nowhere else.
+ * C's operators work on these vectors; these few functions do what C cannot say. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "base/base.h"
@@ -17,7 +16,7 @@
 #define UNROLL PRAGMA(GCC unroll 16)
 #endif
 
-#if defined __AVX512F__ && defined __F16C__
+#if defined __AVX512BW__ && defined __F16C__
 #define ISA "AVX-512"
 #define VL 16
 #define REGISTERS 32
@@ -109,30 +108,8 @@ typedef int32_t VI __attribute__((vector_size(VL * 4)));
 typedef f16 VH __attribute__((vector_size(VL * 2)));
 typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
-
-/* The 16 numbers that the 4-bit codes of a group stand for (quant.c), as a table that stays in
- * registers. AVX2 and NEON look up bytes, so they keep the numbers as halves, their lower and their
- * upper bytes apart; AVX2 looks up 16 bytes in each half of a register, so it has them twice. */
-typedef struct {
-#if VL == 8
-    __m256i lower, upper;
-#elif defined __ARM_NEON
-    uint8x16_t lower, upper;
-#else
-    V part[16 / VL];
-#endif
-} Table;
-
-/* How a table's numbers are kept, of which UNPACKED are looked up at a time. The first DIRECT rows
- * of a product use them while they are in registers. AVX2 has too few of these: there the numbers
- * go to memory as halves, which become floats while they are loaded. */
-#if VL == 8
-typedef f16 Number;
-enum { UNPACKED = 64, DIRECT = 0 };
-#else
-typedef float Number;
-enum { UNPACKED = 32, DIRECT = VL == 4 ? 3 : MR };
-#endif
+/* VL pairs of 16-bit numbers. NEON has the first numbers of all pairs in the lower half. */
+typedef uint16_t VP __attribute__((vector_size(VL * 4)));
 
 /* Attention multiplies the codes themselves, as floats that are this times a code: on NEON the code
  * lies in the low bits of a half, which is a subnormal number. */
@@ -175,17 +152,21 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 #endif
 
 // -------------------------------------------------------------------------------------------------
-// Functions that each instruction set has its own words for. t_keep makes a table of its numbers.
-// t_unpack writes the numbers of UNPACKED codes, in order; t_look looks up the numbers whose codes
-// are the low four bits of each element. codes_block returns 32 codes times CODE_UNIT.
+// Functions that each instruction set has its own words for. codes_block returns 32 codes times
+// CODE_UNIT. p_load_16 pairs each of 16 bytes at p with that at q. p_dot adds to an element the two
+// products of a pair of codes and a pair of x, which have a sign; p_set repeats this pair.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16
 INLINE V v_fma(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE V v_widen(VH h) { return (V)_mm512_cvtph_ps((__m256i)h); }
 INLINE VH v_narrow(V v) { return (VH)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE V t_look(const Table *t, VI codes) {
-    return (V)_mm512_permutexvar_ps((__m512i)codes, (__m512)t->part[0]);
+INLINE VI p_dot(VP codes, VP x, VI sum) {
+#ifdef __AVX512VNNI__
+    return (VI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#else
+    return sum + (VI)_mm512_madd_epi16((__m512i)codes, (__m512i)x);
+#endif
 }
 INLINE VI v_load_bytes(const uint8_t *p) {
     return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
@@ -197,24 +178,12 @@ INLINE VH v_narrow(V v) { return (VH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NE
 INLINE VI v_load_bytes(const uint8_t *p) {
     return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p));
 }
-INLINE Table t_keep(const VH number[2]) {
-    __m256i apart = _mm256_broadcastsi128_si256(
-                _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15)),
-            all = _mm256_set_m128i((__m128i)number[1], (__m128i)number[0]),
-            bytes = _mm256_shuffle_epi8(all, apart);
-    return (Table){_mm256_permute4x64_epi64(bytes, 0x88), _mm256_permute4x64_epi64(bytes, 0xdd)};
-}
-/* Codes are looked up in the order 0 to 7, 32 to 39, 8 to 15, 40 to 47, and then likewise the high
- * halves of the same bytes, which are those of 16 numbers later. */
-INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
-    __m256i pairs = _mm256_permute4x64_epi64(_mm256_loadu_si256((const void *)codes), 0xd8);
-    UNROLL
-    for (int i = 0; i < 32; i += 16, pairs = _mm256_srli_epi64(pairs, 4)) {
-        __m256i code = pairs & _mm256_set1_epi8(15), lower = _mm256_shuffle_epi8(t->lower, code),
-                upper = _mm256_shuffle_epi8(t->upper, code);
-        _mm256_storeu_si256((void *)(to + i), _mm256_unpacklo_epi8(lower, upper));
-        _mm256_storeu_si256((void *)(to + i + 32), _mm256_unpackhi_epi8(lower, upper));
-    }
+INLINE VI p_dot(VP codes, VP x, VI sum) {
+#ifdef __AVXVNNI__
+    return (VI)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
+#else
+    return sum + (VI)_mm256_madd_epi16((__m256i)codes, (__m256i)x);
+#endif
 }
 #elif defined __ARM_NEON
 INLINE V v_fma(V a, V b, V c) {
@@ -222,25 +191,25 @@ INLINE V v_fma(V a, V b, V c) {
 }
 INLINE V v_widen(VH h) { return (V)vcvt_f32_f16((float16x4_t)h); }
 INLINE VH v_narrow(V v) { return (VH)vcvt_f16_f32((float32x4_t)v); }
-INLINE Table t_keep(const VH number[4]) {
-    uint8x16_t first = vcombine_u8((uint8x8_t)number[0], (uint8x8_t)number[1]),
-               second = vcombine_u8((uint8x8_t)number[2], (uint8x8_t)number[3]);
-    return (Table){vuzp1q_u8(first, second), vuzp2q_u8(first, second)};
-}
 INLINE void v_widen_two(V out[2], uint8x16_t halves) {
     out[0] = (V)vcvt_f32_f16(vget_low_f16((float16x8_t)halves));
     out[1] = (V)vcvt_high_f32_f16((float16x8_t)halves);
 }
-INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
-    uint8x16_t pairs = vld1q_u8(codes), code[2] = {pairs & 15, pairs >> 4};
+INLINE void p_load_16(VP to[4], const uint8_t *p, const uint8_t *q) {
+    uint32x4_t first = vreinterpretq_u32_u8(vld1q_u8(p)),
+               second = vreinterpretq_u32_u8(vld1q_u8(q)), two[2];
+    two[0] = vzip1q_u32(first, second);
+    two[1] = vzip2q_u32(first, second);
     UNROLL
     for (int i = 0; i < 2; i++) {
-        uint8x16_t lower = vqtbl1q_u8(t->lower, code[i]), upper = vqtbl1q_u8(t->upper, code[i]);
-        V out[4];
-        v_widen_two(out, vzip1q_u8(lower, upper));
-        v_widen_two(out + 2, vzip2q_u8(lower, upper));
-        memcpy(to + i * 16, out, sizeof out);
+        to[2 * i] = (VP)vmovl_u8(vget_low_u8((uint8x16_t)two[i]));
+        to[2 * i + 1] = (VP)vmovl_high_u8((uint8x16_t)two[i]);
     }
+}
+INLINE VI p_dot(VP codes, VP x, VI sum) {
+    int16x4_t pair = vget_low_s16((int16x8_t)x);
+    int32x4_t firsts = vmlal_lane_s16((int32x4_t)sum, vget_low_s16((int16x8_t)codes), pair, 0);
+    return (VI)vmlal_high_lane_s16(firsts, (int16x8_t)codes, pair, 1);
 }
 INLINE void codes_block(V out[8], const uint8_t *codes) {
     uint8x16_t pairs = vld1q_u8(codes), code[2] = {pairs & 15, pairs >> 4}, zero = {0};
@@ -265,38 +234,33 @@ INLINE VH v_narrow(V v) {
         h[i] = f32_to_f16(v[i]);
     return h;
 }
-INLINE V t_look(const Table *t, VI codes) {
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = t->part[(codes[i] & 15) / VL][(codes[i] & 15) % VL];
-    return v;
+INLINE VI p_dot(VP codes, VP x, VI sum) {
+    VI all = (VI)x;
+    return sum + ((VI)codes & 0xffff) * (all << 16 >> 16) + ((VI)codes >> 16) * (all >> 16);
 }
 INLINE VI v_load_bytes(const uint8_t *p) { return (VI){p[0], p[1], p[2], p[3]}; }
 #endif
 
-#if VL != 8 && !defined __ARM_NEON
-INLINE Table t_keep(const VH number[16 / VL]) {
-    Table t;
-    for (int i = 0; i < 16 / VL; i++)
-        t.part[i] = v_widen(number[i]);
-    return t;
-}
-INLINE void t_unpack(Number to[UNPACKED], const Table *t, const uint8_t *codes) {
+#ifndef __ARM_NEON
+INLINE void p_load_16(VP to[16 / VL], const uint8_t *p, const uint8_t *q) {
     UNROLL
-    for (int i = 0; i < 16; i += VL) {
-        VI pairs = v_load_bytes(codes + i);
-        v_store(to + i, t_look(t, pairs));
-        v_store(to + 16 + i, t_look(t, pairs >> 4));
-    }
+    for (int i = 0; i < 16 / VL; i++)
+        to[i] = (VP)(v_load_bytes(p + i * VL) | v_load_bytes(q + i * VL) << 16);
 }
 #endif
+INLINE VP p_set(const int16_t *pair) {
+    int32_t both;
+    memcpy(&both, pair, sizeof both);
+    return (VP)(both - (VI){0});
+}
 
 #if VL == 16
 INLINE void codes_block(V out[2], const uint8_t *codes) {
-    const Table all = {{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}}};
+    /* a look-up ignores all but the low four bits */
+    const V all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     VI pairs = v_load_bytes(codes);
-    out[0] = t_look(&all, pairs);
-    out[1] = t_look(&all, pairs >> 4);
+    out[0] = (V)_mm512_permutexvar_ps((__m512i)pairs, (__m512)all);
+    out[1] = (V)_mm512_permutexvar_ps((__m512i)(pairs >> 4), (__m512)all);
 }
 #elif !defined __ARM_NEON
 INLINE void codes_block(V out[32 / VL], const uint8_t *codes) {
@@ -314,22 +278,6 @@ INLINE void codes_block(V out[32 / VL], const uint8_t *codes) {
 // numbers; loads put zeros after them.
 // -------------------------------------------------------------------------------------------------
 
-/* Loads NX numbers, and v_fma_at returns c plus number e of them times b. NEON multiplies by an
- * element of a vector; others need the number in all elements. */
-#ifdef __ARM_NEON
-enum { NX = 4 };
-INLINE V x_load(const float *p) { return v_hold(v_load(p)); }
-INLINE V v_fma_at(V x, int e, V b, V c) {
-    return (V)vfmaq_n_f32((float32x4_t)c, (float32x4_t)b, x[e]);
-}
-#else
-enum { NX = 1 };
-INLINE V x_load(const float *p) { return v_set(*p); }
-INLINE V v_fma_at(V x, int e, V b, V c) {
-    (void)e;
-    return v_fma(x, b, c);
-}
-#endif
 INLINE V v_load_part(const float *p, int n) {
     if (n >= VL)
         return v_load(p);
@@ -368,13 +316,6 @@ INLINE void add_four(V sum[NR], const float *x, const f16 *const w[NR], int c) {
         for (int u = 0; u < 4; u++)
             sum[j] = v_fma(v_load(x + c + u * VL), b[u], sum[j]);
     }
-}
-INLINE V n_load(const Number *p) {
-#if VL == 8
-    return v_load_f16(p);
-#else
-    return v_load(p);
-#endif
 }
 INLINE V v_load_f16_part(const f16 *p, int n) {
     if (n >= VL)
@@ -481,18 +422,6 @@ INLINE V v_exp(V x) {
     for (int i = 0; i < 7; i++)
         e = v_fma(e, r, v_set(series[i]));
     return v_select(tiny, v_set(0), (V)((VI)e + ((VI)shifted << 23)));
-}
-
-/* Makes the table of a group: its numbers are F16(min + scale code). The product is exact. */
-INLINE Table t_make(V min, V scale) {
-    V code[16 / VL];
-    VH number[16 / VL];
-    for (int i = 0; i < 16; i++)
-        code[i / VL][i % VL] = i;
-    UNROLL
-    for (int i = 0; i < 16 / VL; i++)
-        number[i] = v_narrow(v_fma(code[i], scale, min));
-    return t_keep(number);
 }
 
 #endif

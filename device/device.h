@@ -84,9 +84,9 @@ int weights_load(const Plan *plan, const Checkpoint *checkpoint, Device *device,
 
 /* Returns the instruction set that the kernels were compiled for: "AVX-512", "AVX2", "portable". */
 const char *host_isa(void);
-/* The version of the order in which the host's products and attention add up. Another order may
- * give other tokens, so a job that began with another version is told so when it resumes. */
-enum { HOST_SUMS = 2 };
+/* The version of how the host's products and attention add up and round. Another version may give
+ * other tokens, so a job that began with another version is told so when it resumes. */
+enum { HOST_SUMS = 3 };
 
 // -------------------------------------------------------------------------------------------------
 // flexgen.cu: a GPU
@@ -347,8 +347,7 @@ double curve_seconds(const Curve *curve, double size, double flops);
  * use the curve; without one, the longer of computing and of reading and writing memory. act_bytes
  * is the bytes of an element of x and y. */
 
-/* A product y (m, n) = x (m, k) w^T. packed: the weights are packed, and are unpacked during the
- * product. */
+/* A product y (m, n) = x (m, k) w^T. packed: w is packed, and the product reads its codes. */
 typedef struct {
     double m, n, k, act_bytes;
     bool packed;

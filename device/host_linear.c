@@ -15,14 +15,17 @@
  *
  * With one to six rows each number of w is read once, as fast as memory delivers it; more rows find
  * it in the second cache. Packed weights lie column by column: there the elements of a vector are
- * outputs, and a panel of weights is unpacked by the first few rows (on AVX2 before any).
+ * outputs, and the first few rows unpack a panel of weights for the others.
  *
  * Contract: every output has one order of sums, whatever the rows, the task and the threads are.
  * F16: element e of a sum's vector adds the products of columns e, e + VL, e + 2 VL ... in this
  * order, from 0, and v_sum4 adds the elements as a tree; blocks and tiles do not matter. Packed
- * weights: in a block of PANEL_K columns an output adds its products in order, from 0, and the
- * blocks are added in order. Whoever changes an order adds one to HOST_SUMS.
- * Read next: host_attend.c. */
+ * weights: the integer sum of PANEL_K columns is exact, and becomes a float; these are added in
+ * order. Element e of the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and
+ * these in order. A factor x scale is off by half a unit at most, which is the largest |x| times
+ * the largest |scale| of PANEL_K columns, over LARGEST. A row of y is NaN or infinite if its x is,
+ * and an output if a min or a scale of its part is. Whoever changes an order or a rounding adds one
+ * to HOST_SUMS. Read next: host_attend.c. */
 #include "device/parts.h"
 
 enum {
@@ -37,10 +40,19 @@ enum {
                                      cache of 32 or 48 KB; floats of w, 128 KB of the second */
     PANEL_ROWS = 192,             /* like ROWS and OUTPUTS, for packed weights */
     PANEL_OUTPUTS = 256,
-    PANEL_K = 64, /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    PANEL_K = 128,    /* columns of a block of packed weights: PART outputs take 16 KB unpacked */
+    SUMS = PART + VL, /* floats that a task keeps for a row and a part of packed weights */
+    PANEL_MR = VL == 8 ? 2 : MR,     /* rows of x in a tile of packed weights, at most */
+    DIRECT = VL == 4 ? 1 : PANEL_MR, /* rows that use packed weights while these are in registers;
+                                        16 bytes of codes make 32 / VL vectors, and with VL 4 only a
+                                        tile of one row has 8 */
     NEAR = VL == 4 ? 3 : 2, /* the cache for which weights are prefetched. The second one of x86 has
                                more requests in flight than the nearest */
 };
+
+/* The largest factor: 16 bits leave room for its rounding. What is divided by counts as LEAST at
+ * least. */
+static const float LARGEST = 32760, LEAST = 0x1p-100f;
 
 // -------------------------------------------------------------------------------------------------
 // Weights in F16
@@ -232,118 +244,150 @@ INLINE void multiply_block(const void *block, const int mr) {
 }
 
 // -------------------------------------------------------------------------------------------------
-// Packed weights. A column's outputs lie side by side already. The first DIRECT rows of a task
-// unpack a panel into registers and, if more rows follow, into memory for these.
+// Packed weights. DIFFERS: the paper unpacks them before it multiplies. But the outputs of a part
+// share the min and the scale of each column, so their sums are, for a row of x and output j,
+//
+//     sum of x[c] min[c]  +  sum of (x[c] scale[c]) code[c][j]
+//
+// The first sum is the same for all j. The factors of the second, which it rounds to integers of 16
+// bits, serve all j too. Integers are multiplied and added without rounding, and a vector has twice
+// as many of them as of floats.
 // -------------------------------------------------------------------------------------------------
 
-/* PANEL_K columns of a part of the outputs. */
+/* Up to PANEL_K columns of a part of the outputs. */
 typedef struct {
-    const uint8_t *codes; /* the first column's; those of the next are GROUP_BYTES behind them */
-    Table table[PANEL_K]; /* the numbers that the codes of each column stand for */
-    _Alignas(64) Number w[PANEL_K][PART]; /* the numbers, once they are unpacked */
+    int columns;
+    const uint8_t *codes;               /* the first column's; the next are GROUP_BYTES behind */
+    float min[PANEL_K], scale[PANEL_K]; /* scale: as a share of `largest` */
+    float largest;                      /* the largest scale */
+    _Alignas(64) VP code[PANEL_K / 2][PART / VL]; /* the codes as numbers, once they are unpacked */
 } Panel;
 
-/* Loads the columns whose groups begin at `from`. The few lines that each use reads lie far apart
- * and are prefetched, for the panel after the next: memory takes longer than a panel of one row. */
-static void load_columns(Panel *a, const uint8_t *from) {
-    f16 header[PANEL_K * 2]; /* min and scale of each column */
-    float wide[PANEL_K * 2];
-    a->codes = from + GROUP_HEADER;
-    for (int c = 0; c < PANEL_K; c++)
-        memcpy(header + c * 2, from + c * GROUP_BYTES, GROUP_HEADER);
-    for (int i = 0; i < PANEL_K * 2; i += VL)
-        v_store(wide + i, v_load_f16(header + i));
-    for (int c = 0; c < PANEL_K; c++) {
-        __builtin_prefetch(from + (2 * PANEL_K + c) * GROUP_BYTES, 0, 2);
-        a->table[c] = t_make(v_set(wide[c * 2]), v_set(wide[c * 2 + 1]));
+/* Loads the mins and scales of the columns whose groups begin at `from`. A min becomes NaN where
+ * the scale is not finite. */
+static void load_columns(Panel *p, const uint8_t *from) {
+    uint32_t header[PANEL_K];
+    V largest = v_set(LEAST);
+    p->codes = from + GROUP_HEADER;
+    PRAGMA(GCC unroll 16)
+    for (int c = 0; c < p->columns; c++) {
+        memcpy(header + c, from + c * GROUP_BYTES, GROUP_HEADER);
+        __asm__("" : "+m"(header[c])); /* else GCC packs them in vectors, by five times the work */
+    }
+    for (int c = 0; c < p->columns; c += VL) {
+        VI both;
+        memcpy(&both, header + c, sizeof both);
+        V scale = v_widen(__builtin_convertvector(both >> 16, VH));
+        v_store(p->min + c, v_widen(__builtin_convertvector(both, VH)) + (scale - scale));
+        v_store(p->scale + c, scale);
+        largest = v_max(largest, v_max(scale, -scale));
+    }
+    p->largest = v_largest(largest);
+    for (int c = 0; c < p->columns; c += VL)
+        v_store(p->scale + c, v_load(p->scale + c) * (1 / p->largest));
+}
+
+/* Unpacks the codes of two columns, the first of which are at `codes`, for nv vectors of outputs.
+ * quant.h tells which half of a byte belongs to which output. */
+INLINE void unpack_pair(VP *to, const uint8_t *codes, const int nv) {
+    UNROLL
+    for (int v = 0; v < nv; v += 32 / VL, codes += 16) {
+        VP both[16 / VL];
+        p_load_16(both, codes, codes + GROUP_BYTES);
+        UNROLL
+        for (int u = 0; u < 16 / VL; u++) {
+            to[v + u] = both[u] & 15;
+            to[v + 16 / VL + u] = both[u] >> 4;
+        }
     }
 }
 
 /* Rows of x times a panel. */
 typedef struct {
-    float *sum;     /* (rows, PART) */
-    const float *x; /* (rows, PANEL_K) */
+    float *sum;        /* (rows, SUMS): the sums of codes, then a vector with those of mins */
+    const float *x;    /* (rows, PANEL_K), as shares of `unit` */
+    const float *unit; /* (rows) */
     Panel *panel;
 } PackedTile;
 
-/* Adds the sums of nv vectors of outputs, which begin at j, of mr rows to the tile's. */
-INLINE void add_sums(const PackedTile *t, int j, V *sum, const int nv, const int mr) {
-    UNROLL
+/* Rounds x scale to integers of at most LARGEST, and adds x min to its sum. Floats around 1.5 2^23
+ * are 1 apart, so their low bits are those of the nearest integer. */
+INLINE void round_factors(const PackedTile *t, int16_t z[][PANEL_K], const int mr) {
+    const Panel *p = t->panel;
     for (int i = 0; i < mr; i++) {
-        UNROLL
-        for (int u = 0; u < nv; u++) {
-            float *to = t->sum + i * PART + j + u * VL;
-            v_store(to, v_load(to) + sum[i * nv + u]);
+        float *to = t->sum + i * SUMS + PART;
+        V sum = {0};
+        PRAGMA(GCC unroll 4)
+        for (int c = 0; c < p->columns; c += VL) {
+            V x = v_load(t->x + i * PANEL_K + c);
+            VI whole = (VI)v_fma(x, v_load(p->scale + c), v_set(0x1.8p23f));
+            VH low = __builtin_convertvector(whole, VH);
+            memcpy(z[i] + c, &low, sizeof low);
+            sum = v_fma(x, v_load(p->min + c), sum);
         }
+        v_store(to, v_fma(sum, v_set(t->unit[i]), v_load(to)));
     }
 }
 
-/* Adds x[i][c] * w[c][j] to sum[i][j], for mr rows and in the order of the columns c, from the
- * codes of w. With `keep` it also writes the panel's w. */
-INLINE void multiply_codes(const PackedTile *t, const bool keep, const int mr) {
-    int outputs = mr <= 1 || VL == 16 ? PART : UNPACKED, nv = outputs / VL;
-    for (int j = 0; j < PART; j += outputs) {
-        V acc[FEW * PART / VL] = {{0}}, a[FEW];
-        for (int c = 0; c < PANEL_K; c++) {
-            UNROLL
-            for (int i = 0; i < mr; i++)
-                a[i] = v_set(t->x[i * PANEL_K + c]);
-            UNROLL
-            for (int d = 0; d < outputs; d += UNPACKED) {
-                Number here[UNPACKED], *w = keep ? t->panel->w[c] + j + d : here;
-                t_unpack(w, &t->panel->table[c], t->panel->codes + c * GROUP_BYTES + (j + d) / 2);
-                UNROLL
-                for (int u = 0; u < UNPACKED / VL; u++) {
-                    V b = n_load(w + u * VL), *sum = acc + d / VL + u;
-                    UNROLL
-                    for (int i = 0; i < mr; i++)
-                        sum[i * nv] = v_fma(a[i], b, sum[i * nv]);
-                }
-            }
-        }
-        add_sums(t, j, acc, nv, mr);
-    }
-}
-INLINE void packed_tile(const void *t, const int mr) { multiply_codes(t, false, mr); }
-
-/* Does the same from the unpacked numbers of w. The rows are held in registers and meet one vector
- * of w after another. */
-INLINE void panel_tile(const void *what, const int mr) {
-    const PackedTile *t = what;
+/* Adds mr rows of x times the panel to the sums. With `direct` it unpacks the codes, and with
+ * `keep` it leaves them in the panel for the rows after these. The lines that it reads are
+ * prefetched a panel ahead. */
+INLINE void multiply_panel(const PackedTile *t, const bool direct, const bool keep, const int mr) {
+    Panel *p = t->panel;
     int nv = mr == 1 ? imin(8, PART / VL) : NR; /* vectors of outputs */
+    _Alignas(64) int16_t z[FEW][PANEL_K];
+    round_factors(t, z, mr);
     for (int j = 0; j < PART; j += nv * VL) {
-        V acc[FEW * NR] = {{0}};
-        for (int c = 0; c < PANEL_K; c += NX) {
-            UNROLL
-            for (int e = 0; e < NX; e++) {
+        VI acc[FEW * NR] = {{0}};
+        const uint8_t *codes = p->codes + j / 2;
+        for (int c = 0; c < p->columns / 2; c++, codes += 2 * GROUP_BYTES) {
+            VP w[8], *kept = p->code[c] + j / VL;
+            if (direct) {
+                unpack_pair(w, codes, nv);
+                __builtin_prefetch(codes + PANEL_K * GROUP_BYTES, 0, 2);
+                __builtin_prefetch(codes + (PANEL_K + 1) * GROUP_BYTES, 0, 2);
+            } else {
                 UNROLL
-                for (int v = 0; v < nv; v++) {
-                    V b = v_hold(n_load(t->panel->w[c + e] + j + v * VL));
-                    UNROLL
-                    for (int i = 0; i < mr; i++) {
-                        V a = x_load(t->x + i * PANEL_K + c);
-                        acc[i * nv + v] = v_fma_at(a, e, b, acc[i * nv + v]);
-                    }
-                }
+                for (int v = 0; v < nv; v++)
+                    w[v] = kept[v];
+            }
+            if (keep) {
+                UNROLL
+                for (int v = 0; v < nv; v++)
+                    kept[v] = w[v];
+            }
+            UNROLL
+            for (int i = 0; i < mr; i++) {
+                VP factors = p_set(z[i] + 2 * c);
+                UNROLL
+                for (int v = 0; v < nv; v++)
+                    acc[i * nv + v] = p_dot(w[v], factors, acc[i * nv + v]);
             }
         }
-        add_sums(t, j, acc, nv, mr);
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            V unit = v_set(t->unit[i] * p->largest);
+            UNROLL
+            for (int v = 0; v < nv; v++) {
+                float *to = t->sum + i * SUMS + j + v * VL;
+                v_store(to, v_fma(__builtin_convertvector(acc[i * nv + v], V), unit, v_load(to)));
+            }
+        }
     }
 }
+INLINE void direct_tile(const void *t, const int mr) { multiply_panel(t, true, false, mr); }
+INLINE void panel_tile(const void *t, const int mr) { multiply_panel(t, false, false, mr); }
 
-/* Adds x (rows, PANEL_K) times the PANEL_K columns whose groups begin at w to sum (rows, PART). */
-static void multiply_packed(float *sum, const float *x, int rows, const uint8_t *w) {
-    Panel panel; /* not initialized: to fill it with zeros would take longer than its use */
-    PackedTile first = {sum, x, &panel};
-    load_columns(&panel, w);
-    if (rows <= DIRECT) {
-        for_rows(packed_tile, &first, rows);
-        return;
-    }
-    multiply_codes(&first, true, DIRECT);
-    for (int i = DIRECT; i < rows; i += MR)
-        for_rows(panel_tile, &(PackedTile){sum + i * PART, x + i * PANEL_K, &panel},
-                 imin(MR, rows - i));
+/* Copies some columns of a row of x as shares of a unit, of which the largest is LARGEST. Returns
+ * the unit. */
+static float scale_row(float *to, const float *x, int columns) {
+    V largest = v_set(LEAST);
+    for (int c = 0; c < columns; c += VL)
+        largest = v_max(largest, v_max(v_load(x + c), -v_load(x + c)));
+    float unit = v_largest(largest) / LARGEST;
+    for (int c = 0; c < columns; c += VL)
+        v_store(to + c, v_load(x + c) * (1 / unit));
+    return unit;
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -406,19 +450,36 @@ static void task_of_packed(const Op *op, int row, int rows, int part, int parts)
     int k = op->linear.x.cols;
     const float *from = (const float *)op->linear.x.at + (size_t)row * k;
     const uint8_t *w = (const uint8_t *)op->linear.w.at + (size_t)part * k * GROUP_BYTES;
-    float *x = scratch(rows * (PANEL_K + parts * PART)); /* (rows, PANEL_K) */
-    float *sums = x + rows * PANEL_K;                    /* (parts, rows, PART) */
-    memset(sums, 0, rows * parts * PART * sizeof *sums);
+    float *x = scratch(rows * (PANEL_K + parts * SUMS + 1)); /* (rows, PANEL_K) */
+    float *sums = x + rows * PANEL_K;                        /* (parts, rows, SUMS) */
+    float *unit = sums + rows * parts * SUMS;                /* (rows) */
+    memset(sums, 0, rows * parts * SUMS * sizeof *sums);
     for (int c = 0; c < k; c += PANEL_K) {
+        Panel panel; /* not initialized: to fill it with zeros would take longer than its use */
+        panel.columns = imin(PANEL_K, k - c);
         for (int i = 0; i < rows; i++)
-            memcpy(x + i * PANEL_K, from + i * k + c, PANEL_K * sizeof *x);
-        for (int u = 0; u < parts; u++)
-            multiply_packed(sums + u * rows * PART, x, rows, w + ((size_t)u * k + c) * GROUP_BYTES);
+            unit[i] = scale_row(x + i * PANEL_K, from + (size_t)i * k + c, panel.columns);
+        for (int u = 0; u < parts; u++) {
+            PackedTile t = {sums + u * rows * SUMS, x, unit, &panel};
+            load_columns(&panel, w + ((size_t)u * k + c) * GROUP_BYTES);
+            if (rows <= DIRECT)
+                for_rows(direct_tile, &t, rows);
+            else
+                multiply_panel(&t, true, true, DIRECT);
+            for (int i = DIRECT; i < rows; i += PANEL_MR) {
+                t = (PackedTile){sums + (u * rows + i) * SUMS, x + i * PANEL_K, unit + i, &panel};
+                for_rows(panel_tile, &t, imin(PANEL_MR, rows - i));
+            }
+        }
     }
-    for (int u = 0; u < parts; u++)
-        for (int i = 0; i < rows; i++)
-            linear_finish(op, sums + (u * rows + i) * PART, row + i, (part + u) * PART,
+    for (int i = 0; i < rows; i++)
+        for (int u = 0; u < parts; u++) {
+            float *sum = sums + (u * rows + i) * SUMS, of_mins = v_sum(v_load(sum + PART));
+            for (int j = 0; j < PART; j += VL)
+                v_store(sum + j, v_load(sum + j) + of_mins);
+            linear_finish(op, sum, row + i, (part + u) * PART,
                           imin(PART, op->linear.y.cols - (part + u) * PART));
+        }
 }
 
 /* A product, divided into tasks. */
@@ -446,12 +507,14 @@ void host_linear(const Op *op) {
     bool packed = op->linear.w.type == U8;
     int m = y.rows, k = op->linear.x.cols, all = ceil_div(y.cols, PART);
     int most = packed ? PANEL_ROWS : ROWS;
-    int enough = 4 * host_threads(); /* tasks that can be dealt out evenly */
-    CHECK((y.type == F32 || y.type == F16) && (!packed || k % PANEL_K == 0));
+    /* Tasks that can be dealt out evenly. Few rows wait for memory, which reads several parts of
+     * packed weights at a time faster than one, so their tasks are larger. */
+    int enough = (m > FEW ? 4 : 2) * host_threads();
+    CHECK((y.type == F32 || y.type == F16) && (!packed || k % GROUP == 0));
     int rows = round_up(ceil_div(m, ceil_div(m, most)), FEW);
-    int parts = m > FEW ? (packed ? PANEL_OUTPUTS : OUTPUTS) / PART : 1;
+    int parts = packed ? PANEL_OUTPUTS / PART : m > FEW ? OUTPUTS / PART : 1;
     while (parts > 1 && ceil_div(m, rows) * ceil_div(all, parts) < enough)
-        parts /= 2;
+        parts--;
     while (rows > 4 * FEW && ceil_div(m, rows) * all < enough)
         rows = round_up(rows / 2, FEW);
     int across = ceil_div(all, parts), tasks = ceil_div(m, rows) * across;

@@ -208,8 +208,9 @@ Op op_layernorm(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
 /* Compute y = x w^T + b, then ReLU in op_linear_relu, then + residual (section 3's x.w_Q and so
  * on). x (m, k) dense; w (n, k) F16, or packed, U8; y (m, n) F32, or F16; residual has y's type and
  * ld; it may be y itself, and on a GPU it must be. A GPU reads packed w once for every PACKED_ROWS
- * rows. On the host every output sums over k in one fixed order; with packed w, which is unpacked
- * during the product, the order is different. */
+ * rows. On the host every output sums over k in one fixed order. There packed w is not unpacked,
+ * and min + scale * code is not rounded to F16; but x * scale is rounded to an integer of 16 bits,
+ * in units of the largest |x| times the largest |scale| of 128 columns, over 32760. */
 Op op_linear(Call call, Tensor y, Tensor x, Tensor w, Tensor b, Tensor residual);
 Op op_linear_relu(Call call, Tensor y, Tensor x, Tensor w, Tensor b);
 /* Unpacks packed weights to w (n, k) F16, as quant_unpack_rows does, for products of more rows than

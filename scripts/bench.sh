@@ -1,14 +1,15 @@
 #!/bin/sh
 # bench.sh BUILD: what this machine can do, then what flexgen does beside it, all from one run of about three minutes.
 #
-#   machine   multiply-adds and a plain read of memory on all threads, memcpy on one, direct transfers of the disk
+#   machine   multiply-adds of floats, and of integers of 16 bits, and a plain read of memory on all threads, memcpy on one, direct
+#             transfers of the disk
 #   kernels   BUILD/bench_host: linear beside OpenBLAS (if there), attention beside the plain read
 #   runs      flexgen bench on opt-125m: prefill, decoding and one prompt's decoding (opt-1.3b too), each beside its bound, the disk
 #             tier beside a direct read, packed weights beside fp16, overlap on beside off and beside the busiest channel (no
 #             schedule can be faster than that)
 #
-# The bound of products is the slower of two: their multiply-adds, and a plain read of their weights if these are 100 MB or more, which no
-# cache holds from one run to the next.
+# The bound of products is the slower of two: their multiply-adds (of integers if weights are packed), and a plain read of the weights if
+# these are 100 MB or more, which no cache holds from one run to the next.
 #
 # The disk is the one under $TMPDIR, or /var/tmp, where the offload file is. A machine that does other work at
 # the same time moves results and bounds alike, but not equally: run it on an idle one. `make bench` calls this.
@@ -22,12 +23,14 @@ trap 'exit 1' INT TERM
 "$build/bench_machine" "$dir" >"$tmp/machine"
 "$build/bench_host" >"$tmp/host"
 fma=$(awk '$1 == "multiply_add" { print $2 }' "$tmp/machine")
+integer=$(awk '$1 == "integer_multiply_add" { print $2 }' "$tmp/machine")
 read=$(sed -n 's/.*plain read *\([0-9.]*\).*/\1/p' "$tmp/host" | head -1)
-# share(FLOP, bytes, seconds, more) says which of the two bounds is the slower one, and how much of the seconds it is; the time to
-# read `more` bytes, if given, is added to it.
-bound='function share(flop, bytes, s, more) {
-    a = flop / '"$fma"' / 1e9; m = bytes / '"$read"' / 1e9
-    return sprintf("%s %.0f%%", a > m ? "multiply-adds" : "plain read", 100 * ((a > m ? a : m) + more / '"$read"' / 1e9) / s)
+# share(FLOP, bytes, seconds, more, packed) says which of the two bounds is the slower one, and how much of the seconds it is; the time
+# to read `more` bytes, if given, is added to it.
+bound='function share(flop, bytes, s, more, packed) {
+    a = flop / (packed ? '"$integer"' : '"$fma"') / 1e9; m = bytes / '"$read"' / 1e9
+    return sprintf("%s %.0f%%", a > m ? (packed ? "integer " : "") "multiply-adds" : "plain read",
+                   100 * ((a > m ? a : m) + more / '"$read"' / 1e9) / s)
 }'
 
 echo "machine ($(awk '$1 == "threads" { print $2 }' "$tmp/machine") threads, $(uname -m), disk at $dir)"
@@ -35,6 +38,7 @@ awk -v read="$read" '
     { v[$1] = $2 }
     END {
         printf "  multiply-adds, all threads   %8.1f GFLOP/s\n", v["multiply_add"]
+        printf "  the same of 16-bit integers  %8.1f GOP/s\n", v["integer_multiply_add"]
         printf "  plain read, all threads      %8.1f GB/s\n", read
         printf "  memcpy, one thread           %8.1f GB/s\n", v["memcpy"]
         if (v["direct_read"] == 0) print "  direct transfers             this disk takes none"
@@ -47,7 +51,7 @@ awk "$bound"'
                 for (f = first; f <= NF; f++) if ($f ~ /^GFLOP\/s/) { rate = $(f - 1); break }
                 numbers = $(first + 2) * $(first + 4)
                 bytes = numbers * ($2 == "packed" ? 36 / 64 : 2)
-                printf "  %s   %s\n", $0, share(2 * $first * numbers, bytes >= 1e8 ? bytes : 0, 2 * $first * numbers / rate / 1e9)
+                printf "  %s   %s\n", $0, share(2 * $first * numbers, bytes >= 1e8 ? bytes : 0, 2 * $first * numbers / rate / 1e9, 0, $2 == "packed")
                 next }
     /^attend|^prefill|^append|threads/ { print "  " $0 }' "$tmp/host" # the others have no bound
 

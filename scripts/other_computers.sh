@@ -110,8 +110,10 @@ commands() {
     step "generate" same_tokens "./flexgen generate $tiny $prompts" "$there generate $tiny $prompts"
     step "generate, all on the disk" same_tokens "./flexgen generate $tiny $prompts" "$there generate $tiny $prompts $away"
     step "quantize" $there quantize $tiny --output "$1/packed"
-    step "generate with packed weights and cache" same_tokens "./flexgen generate $tiny $prompts --compress-weight --compress-cache" \
-        "$there generate $packed $prompts --compress-cache"
+    # of both at once a text may differ: the last bit of a sum makes another code of the cache
+    step "generate with packed weights" same_tokens "./flexgen generate $tiny $prompts --compress-weight" "$there generate $packed $prompts"
+    step "generate with a packed cache" same_tokens "./flexgen generate $tiny $prompts --compress-cache" \
+        "$there generate $tiny $prompts --compress-cache"
     head -n 8 models/opt-tiny/stories.txt >"$1/text"
     step "eval" $there eval $tiny --perplexity "$1/text" --window 64
     step "bench" $there bench $tiny --prompt-len 32 --gen-len 8 --num-prompts 4 --percent 100 0 100 0 100 0

@@ -171,7 +171,7 @@ static void append_rate(int nseq, int s, int page_tokens, int h1) {
 }
 
 int main(int argc, char **argv) {
-    static const int products[][3] = {{16, 2048, 2048}, {1, 8192, 8192},  {4, 8192, 8192},  {8, 8192, 8192},
+    static const int products[][3] = {{16, 2048, 2048}, {1, 24576, 8192}, {4, 8192, 8192},  {8, 8192, 8192},
                                       {16, 8192, 8192}, {32, 8192, 8192}, {64, 4096, 4096}, {512, 768, 3072}};
     void *blas = dlopen("libopenblas.so.0", RTLD_NOW);
     Sgemm *sgemm = NULL;

@@ -1,6 +1,6 @@
-/* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds on
- * all threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR. One "name value" a line, in units of
- * 1e9 a second; a disk that takes no direct transfers gives 0. Medians.
+/* bench_machine.c: what this machine can do at best, for scripts/bench.sh to put beside what flexgen does: multiply-adds of
+ * floats, and of integers of 16 bits, on all threads, memcpy on one, and direct (O_DIRECT) transfers of the disk under DIR.
+ * One "name value" a line, in units of 1e9 a second; a disk that takes no direct transfers gives 0. Medians.
  *
  *     bench_machine DIR [MEGABYTES]     the size of the file that is written and read (512), removed at the end */
 #include <errno.h>
@@ -27,13 +27,29 @@ static void multiply_parts(const void *sums, int first, int n) {
     }
 }
 
-static double flop_rate(int threads) {
+/* The same of pairs of integers, of which VL are added to a vector. Each chain multiplies what its neighbour has added up,
+ * so that no product can be used twice. */
+static void multiply_pairs(const void *sums, int first, int n) {
+    for (int i = first; i < first + n; i++) {
+        VI a[CHAINS], sum = {0};
+        for (int c = 0; c < CHAINS; c++) a[c] = c - (VI){0};
+        for (long t = 0; t < TIMES; t++) {
+            const VP codes = (VP)((VI){0} + ((int)t & 0xf000f));
+            for (int c = 0; c < CHAINS; c++) a[c] = p_dot(codes, (VP)a[(c + 1) % CHAINS], a[c]);
+        }
+        for (int c = 0; c < CHAINS; c++) sum += a[c];
+        memcpy(*(V *const *)sums + i, &sum, sizeof sum);
+    }
+}
+
+/* Multiplications and additions a second. */
+static double flop_rate(int threads, LoopPart part, int products) {
     double rates[RUNS];
     V *sums = aligned_alloc(sizeof *sums, threads * sizeof *sums);
     for (int r = 0; r < RUNS; r++) {
         double begin = seconds_now();
-        host_share(INFINITY, threads, multiply_parts, &sums);
-        rates[r] = 2.0 * CHAINS * VL * TIMES * threads / (seconds_now() - begin);
+        host_share(INFINITY, threads, part, &sums);
+        rates[r] = 2.0 * products * CHAINS * VL * TIMES * threads / (seconds_now() - begin);
     }
     free(sums);
     return median(rates, RUNS);
@@ -107,7 +123,8 @@ int main(int argc, char **argv) {
     int megabytes = argc > 2 ? atoi(argv[2]) : 512, threads = host_set_threads(0);
     if (argc < 2 || megabytes < 16) return fprintf(stderr, "usage: bench_machine DIR [MEGABYTES]\n"), 2;
     printf("threads %d\n", threads);
-    printf("multiply_add %.1f\n", flop_rate(threads) / 1e9);
+    printf("multiply_add %.1f\n", flop_rate(threads, multiply_parts, 1) / 1e9);
+    printf("integer_multiply_add %.1f\n", flop_rate(threads, multiply_pairs, 2) / 1e9);
     printf("memcpy %.2f\n", copy_rate() / 1e9);
     return disk_rates(argv[1], megabytes);
 }

@@ -134,10 +134,10 @@ static Tensor packed_weights(Tensor w) {
     return packed;
 }
 
-/* Packed weights as products see them: the halves that they unpack to, (n, k). */
-static Tensor unpacked_weights(Tensor packed) {
+/* Packed weights as numbers (n, k): the halves that they unpack to, or min + scale * code in floats. */
+static Tensor unpacked_weights(Tensor packed, Type type) {
     const int n = packed.rows * GROUP, k = packed.cols / GROUP_BYTES;
-    const Tensor w = tensor_at(temp((size_t)n * k * sizeof(f16)), F16, n, k, k);
+    const Tensor w = tensor_at(temp((size_t)n * k * type_bytes(type)), type, n, k, k);
     for (int g = 0; g < packed.rows; g++)
         for (int c = 0; c < k; c++) {
             float column[GROUP];
@@ -240,7 +240,7 @@ TEST(embed_unpacks_the_rows_of_a_packed_table_exactly) {
     enum { TABLE = 131 };
     for (int i = 0; i < COUNT(all_cols) * COUNT(some_rows); i += every_eleventh()) {
         const int cols = all_cols[i % COUNT(all_cols)], rows = some_rows[i / COUNT(all_cols)];
-        const Tensor table = packed_weights(numbers(F16, TABLE, cols, 1)), plain = unpacked_weights(table);
+        const Tensor table = packed_weights(numbers(F16, TABLE, cols, 1)), plain = unpacked_weights(table, F16);
         const Tensor y = blank(ACT, rows, cols), idx = blank(I32, 1, rows);
         int wrong = 0;
         for (int r = 0; r < rows; r++) *integer(idx, 0, r) = r ? test_below(&state, TABLE) : TABLE - 1;
@@ -318,14 +318,36 @@ static Tensor turned(Tensor t) {
     return turn;
 }
 
+/* By how much output o of row r may differ because the CPU rounds the factors of codes. In a block of columns a factor is
+ * off by half a unit at most, and a code is at most 15. A unit is the largest |x| times the largest |scale|, over UNITS. */
+static double packed_loss(Op op, int r, int o) {
+    enum { COLUMNS = 128, UNITS = 32760 };
+    double loss = 0;
+    for (int c = 0; c < op.linear.x.cols; c += COLUMNS) {
+        const int n = imin(COLUMNS, op.linear.x.cols - c);
+        double x = 0x1p-100, scale = 0;
+        for (int i = c; i < c + n; i++) {
+            f16 header[2];
+            memcpy(header, element(op.linear.w, o / GROUP, i * GROUP_BYTES), sizeof header);
+            x = fmax(x, fabs(number(op.linear.x, r, i)));
+            scale = fmax(scale, fabs(f16_to_f32(header[1])));
+        }
+        loss += n * 15 * x * scale / UNITS / 2;
+    }
+    return loss;
+}
+
 /* Carries a product out, whose result may differ from its formula's by EPSILON of what is added up, and by a rounding. */
 static void expect_linear(Op op) {
     const Tensor y = op.linear.y, x = op.linear.x, b = op.linear.b, residual = copy_of(op.linear.residual);
-    const Tensor w = op.linear.w.type == U8 ? unpacked_weights(op.linear.w) : op.linear.w;
+    const bool packed = op.linear.w.type == U8;
+    const Tensor w = packed ? unpacked_weights(op.linear.w, ACT) : op.linear.w;
     double *weight = temp(x.cols * sizeof *weight); /* of one output */
+    double *loss = temp(y.rows * sizeof *loss);     /* of one group of outputs */
     int far = 0;
     carry_out(op);
     for (int o = 0; o < y.cols; o++) {
+        for (int r = 0; r < y.rows && o % GROUP == 0; r++) loss[r] = packed && ACT == F32 ? packed_loss(op, r, o) : 0;
         for (int c = 0; c < x.cols; c++) weight[c] = number(w, o, c);
         for (int r = 0; r < y.rows; r++) {
             const double bias = b.rows ? number(b, 0, o) : 0, add = residual.rows ? number(residual, r, o) : 0;
@@ -336,7 +358,7 @@ static void expect_linear(Op op) {
                 size += fabs(term);
             }
             /* a GPU may cut a sum to a half before the bias is added */
-            const double cut = b.rows && ACT == F16 ? HALF * (fabs(sum) + fabs(add)) : 0;
+            const double cut = b.rows && ACT == F16 ? HALF * (fabs(sum) + fabs(add)) : loss[r];
             sum += bias;
             far += is_off(y, r, o, (op.relu && sum < 0 ? 0 : sum) + add, EPSILON[OP_LINEAR] * size + cut);
         }
@@ -393,7 +415,7 @@ TEST(an_unpacked_matrix_is_what_its_codes_stand_for) {
         const int n = shapes[i / 2][0], k = shapes[i / 2][1];
         const Tensor packed = i % 2 ? packed_weights(numbers(F16, n, k, 1)) : random_groups(n, k), w = blank(F16, n, k);
         carry_out(op_unpack(on_lane(lanes[i % 2]), w, packed));
-        CU_ASSERT(same(w, unpacked_weights(packed)));
+        CU_ASSERT(same(w, unpacked_weights(packed, F16)));
         forget();
     }
 }

@@ -144,7 +144,7 @@ TEST(each_packed_number_is_multiplied_as_what_it_unpacks_to) {
     for (int i = 0; i < COUNT(packed_shapes); i++) {
         const int n = packed_shapes[i][0], k = packed_shapes[i][1];
         const Tensor packed = random_groups(n, k);
-        const Tensor w = unpacked_weights(packed);
+        const Tensor w = unpacked_weights(packed, F16);
         for (int first = 0; first < k; first += PACKED_ROWS * every_third()) {
             const int m = imin(k - first, PACKED_ROWS);
             const Tensor x = numbers(F16, m, k, 0), y = blank(F16, m, n);

@@ -11,7 +11,7 @@
 #define ACT F32
 static const double EPSILON[NCODES] = {
     [OP_LAYERNORM] = 5e-7,      /* roundings of 6e-8, and those of a sum of 2049 floats about 40 */
-    [OP_LINEAR] = 1e-6,         /* the same on each partial sum; a wrong term would be 1/k >= 2e-4 */
+    [OP_LINEAR] = 1e-6,         /* the same on each partial sum; a wrong term of F16 weights would be 1/k >= 2e-4 */
     [OP_ATTEND_PREFILL] = 2e-5, /* scores up to ~20 carry 2e-6 of error into weights of values up to 2 */
     [OP_ATTEND] = 2e-5,         /* the same */
     [OP_SELECT] = 1e-5,         /* the same, of a weight */
@@ -144,6 +144,93 @@ TEST(a_row_depends_on_neither_rows_nor_columns_nor_threads) {
         }
         forget();
     }
+}
+
+/* Groups of any bytes, so that scales differ much and are negative too; numbers of x that are far larger than their
+ * neighbours; rows and groups of zeros. */
+TEST(packed_products_keep_their_bound_whatever_the_numbers) {
+    static const int rows[] = {1, 2, 5, 7, 13, 40};
+    for (int i = 0; i < 4 * COUNT(rows); i++) {
+        Op op = linear_new(&epilogues[i % 2], true, rows[i / 4], 192, i % 4 < 2 ? 192 : 448, PROJECT);
+        const Tensor x = op.linear.x;
+        for (int c = i % 7; c < x.cols; c += 29) set_number(x, c % x.rows, c, 3e4 * number(x, c % x.rows, c));
+        for (int c = 0; c < x.cols; c++) set_number(x, x.rows - 1, c, i % 3 ? number(x, x.rows - 1, c) * 1e-30 : 0);
+        if (i % 4 % 2) op.linear.w = random_groups(192, x.cols);
+        if (i % 4 == 2) memset(element(op.linear.w, 1, 0), 0, op.linear.w.cols);
+        expect_linear(op);
+        forget();
+    }
+}
+
+/* A number of x makes its row NaN or infinite, and a group its outputs; the others keep their bits. */
+TEST(what_is_not_finite_shows_in_packed_products_and_stays_where_it_belongs) {
+    static const uint16_t odd[] = {0x7e00, 0x7c00, 0xfc00};
+    enum { MIN, SCALE, X, PLACES, ROWS = 9, N = 192, BAD_ROW = 4 };
+    for (int i = 0; i < PLACES * COUNT(odd); i++) {
+        const int place = i % PLACES, column = 30 * i + 3;
+        const Op op = linear_new(&epilogues[1], true, ROWS, N, 320, PROJECT);
+        Op bad = op;
+        bad.linear.x = copy_of(op.linear.x);
+        bad.linear.w = copy_of(op.linear.w);
+        bad.linear.y = blank(F32, ROWS, N);
+        if (place == X)
+            set_number(bad.linear.x, BAD_ROW, column, f16_to_f32(odd[i / PLACES]));
+        else
+            memcpy(element(bad.linear.w, 1, column * GROUP_BYTES + 2 * place), &odd[i / PLACES], 2);
+        run(op);
+        run(bad);
+        int wrong = 0;
+        for (int r = 0; r < ROWS; r++)
+            for (int o = 0; o < N; o++) {
+                const double is = number(bad.linear.y, r, o);
+                const bool hit = place == X ? r == BAD_ROW : o / GROUP == 1;
+                wrong += hit ? isfinite(is) : is != number(op.linear.y, r, o);
+            }
+        CU_ASSERT_EQUAL(wrong, 0);
+        forget();
+    }
+}
+
+/* In each block of columns the largest number of x is 32760 units and the largest scale is 1 or 2, so that a unit is a
+ * power of two. Then the factor of a code is the integer next to x scale / unit, and what is added up is known to the last
+ * bit. */
+TEST(each_factor_of_a_packed_code_is_the_nearest_integer) {
+    enum { ROWS = 9, N = 128, K = 320, BLOCK = 128, LARGEST = 32760 };
+    const Op op = linear_new(&epilogues[0], true, ROWS, N, K, PROJECT);
+    const Tensor x = op.linear.x, w = op.linear.w;
+    static int factor[ROWS][K];
+    for (int c = 0; c < K; c++) {
+        const int block = c / BLOCK, scale = block % 2 ? 2 : 1, sign = c % 3 ? 1 : -1;
+        for (int g = 0; g < N / GROUP; g++) {
+            const f16 header[2] = {f32_to_f16(c % BLOCK == 7 ? 3 : 0), f32_to_f16((float)(sign * scale))};
+            memcpy(element(w, g, c * GROUP_BYTES), header, sizeof header);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            const int whole = c % BLOCK == 7 ? LARGEST : test_below(&state, 64000) - 32000;
+            const double rest = c % BLOCK == 7 ? 0 : (test_below(&state, 7) - 3) / 8.0;
+            factor[r][c] = sign * whole;
+            set_number(x, r, c, ldexp(whole + rest, (r + block) % 4));
+        }
+    }
+    run(op);
+    int wrong = 0;
+    for (int r = 0; r < ROWS; r++)
+        for (int o = 0; o < N; o++) {
+            float want = 0, of_mins = 0;
+            for (int c = 0; c < K; c += BLOCK) {
+                int sum = 0;
+                for (int i = c; i < imin(K, c + BLOCK); i++) {
+                    const uint8_t *code = element(w, o / GROUP, i * GROUP_BYTES + GROUP_HEADER);
+                    const int byte = code[o % GROUP / 32 * 16 + o % 16];
+                    sum += factor[r][i] * (o % 32 < 16 ? byte & 15 : byte >> 4);
+                }
+                want += (float)sum * ldexpf(c / BLOCK % 2 ? 2 : 1, (r + c / BLOCK) % 4);
+            }
+            for (int c = 7; c < K; c += BLOCK) of_mins += 3 * (float)number(x, r, c);
+            wrong += number(op.linear.y, r, o) != want + of_mins;
+        }
+    CU_ASSERT_EQUAL(wrong, 0);
+    forget();
 }
 
 TEST(a_result_in_halves_is_the_float_result_rounded_once) {
