@@ -213,7 +213,13 @@ def cuda_include():
 
 # --wrap: the judge and exam_engine see the ops that the sweep posts and the host device carries out (tests/squares.c).
 LIBRARIES = "-lcjson -lcunit -lm -lpthread -ldl -Wl,--wrap=host_run,--wrap=post"
-NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit"
+NO_EMULATION = "this is graded in an emulation of a GPU, which needs the headers of the CUDA toolkit, here and where the kit is made"
+
+
+def can_be_graded(exam, kit):
+    """Whether the emulation that an exam needs is in its kit, and can be compiled with here."""
+    whole = all(os.path.exists(os.path.join(kit, "objects", name)) for name in exam["objects"])
+    return not exam["program"].startswith("emulated") or bool(whole and cuda_include())
 
 
 def build_script(exam, kit, work, more):
@@ -312,7 +318,7 @@ def prepare(exam, files, place, log):
         with open(to, "w", encoding="utf-8") as f:
             f.write(text)
     place.own()
-    if exam["program"].startswith("emulated") and not cuda_include():
+    if not can_be_graded(exam, place.kit):
         return NO_EMULATION
     return build(exam, place, log)
 
@@ -398,7 +404,7 @@ def main(number):
         sys.exit("exercise %s is not written here. make grade EX=N: the exercises of this tree are %s"
                  % (number or "?", ", ".join(map(str, here))))
     exam = read_kit(kit, int(number))
-    if exam["program"].startswith("emulated") and not cuda_include():
+    if not can_be_graded(exam, kit):
         sys.exit(NO_EMULATION)
     return print_grade(exam, os.environ.get("GRADE_SEED") or str(secrets.randbelow(10**6)))
 

@@ -305,7 +305,8 @@ def write_tree(dir, files):
 #
 # A kit is for computers like this one, of any age: its objects use no instructions that only newer processors have.
 
-FLAGS = "-O1 -w -std=c11 -D_GNU_SOURCE -I. -Itests"
+FLAGS = "-Og -w -D_GNU_SOURCE -I. -Itests"
+LANGUAGE = {".c": "-std=c11 -x c", ".cpp": "-std=c++17 -fno-strict-aliasing -x c++"}
 JUDGE = ["tests/%s.c" % name for name in ("test_grade", "answers", "squares", "main", "fixture", "written", "local_net", "started")]
 EXAM = {"exam_engine": ["exam", "exam_engine", "squares", "lessons", "fixture"], "exam_lp": ["exam"], "exam_mini": ["exam"],
         "emulated/exam_kernels": ["exam", "exam_kernels", "fixture"], "emulated/exam_tiles": ["exam", "exam_tiles"]}
@@ -321,24 +322,30 @@ class Objects:
     def __init__(self, original, dir):
         self.dir = os.path.join(dir, "objects")
         os.makedirs(self.dir, exist_ok=True)
-        self.headers = hashlib.sha256(FLAGS.encode())
+        self.headers = hashlib.sha256((FLAGS + str(LANGUAGE)).encode())
         for path in sorted(p for p in original if p.endswith(".h")):
             self.headers.update(original[path].encode())
 
     def name(self, path, text, keep=()):
         hash = self.headers.copy()
         hash.update("\0".join([path, text, *keep]).encode())
-        return "%s-%s.o" % (os.path.basename(path)[:-2], hash.hexdigest()[:16])
+        return "%s-%s.o" % (os.path.splitext(os.path.basename(path))[0], hash.hexdigest()[:16])
+
+    def has(self, name):
+        return os.path.exists(os.path.join(self.dir, name))
 
     def compile(self, path, text, keep=None):
         """keep: of its functions with names outside of it the only ones that are seen there; None: all. In mini.c, whose functions and
-        variables all have such names, these functions' originals are not seen, and of the rest those of the student's file come first."""
+        variables all have such names, these functions' originals are not seen, and of the rest those of the student's file come first.
+        Without the CUDA toolkit's headers the emulation of a GPU is left out."""
         name = self.name(path, text, keep or ())
         to = os.path.join(self.dir, name)
-        if not os.path.exists(to):
+        kind, cuda = os.path.splitext(path)[1], exam.cuda_include()
+        if not os.path.exists(to) and (kind == ".c" or cuda):
             new = "%s.%d-%s" % (to, os.getpid(), secrets.token_hex(4))
-            cc = os.environ.get("CC") or "cc"
-            command = [cc, *FLAGS.split(), "-iquote", os.path.dirname(path) or ".", "-x", "c", "-", "-c", "-o", new]
+            compiler = os.environ.get("CC") or "cc" if kind == ".c" else os.environ.get("CXX") or "c++"
+            command = [compiler, *FLAGS.split(), *LANGUAGE[kind].split(), "-iquote", os.path.dirname(path) or ".", "-", "-c", "-o", new]
+            command += ["-isystem", cuda] if kind == ".cpp" else []
             command += ["-Dmain=mini_main"] if path == "mini.c" else []
             subprocess.run(command, input='#line 1 "%s"\n%s' % (path, text), text=True, check=True)
             if keep and path == "mini.c":
@@ -402,6 +409,8 @@ def exam_of(original, exercises, number, objects, variant=0):
             sources.append((path, text, names))
     if program in ("exam_engine", "emulated/exam_kernels"):
         sources += [(path, files[path]) for path in engine(files) if path not in own]
+    if program.startswith("emulated"):
+        sources.append(("tests/cuda_cpu.cpp", files["tests/cuda_cpu.cpp"]))
     if program == "emulated/exam_tiles":
         sources.append(("mini.c", "#define GPU\n" + files["mini.c"]))
     steps = [e["rest"].partition(" ") for e in of(entries, "step")]
@@ -433,7 +442,7 @@ def make_kit(dir, original, exercises, numbers, variant=0):
     write_new(os.path.join(dir, "include", "emulated", "mini.c"), None, original["mini.c"].partition("#ifndef __cplusplus")[0])
     for spec, _ in exams:
         if dir != home:
-            for name in spec["objects"]:
+            for name in filter(objects.has, spec["objects"]):
                 write_new(os.path.join(dir, "objects", name), os.path.join(objects.dir, name))
         write_new(os.path.join(dir, "%d.json" % spec["exercise"]), None, json.dumps(spec, indent=1))
     return objects

@@ -4,7 +4,8 @@
  *
  * A program that is linked with flexgen.cu, for a GPU or for the emulation, tests the cuda device. Without it the suite
  * `cuda` has nothing to test: its tests are counted as inactive. --every N: the suite takes every N-th combination of its
- * long lists. --only: of the tests only those of these names run (make grade). */
+ * long lists; TEST_TURN in the environment is the number of one that it takes, where others take turns. --only: of the
+ * tests only those of these names run (make grade). */
 #include <CUnit/Basic.h>
 
 #include "tests.h"
@@ -14,6 +15,15 @@ int test_every = 1;
 enum { MOST_ONLY = 8 };
 static const char *only[MOST_ONLY]; /* the tests to run */
 static int nonly;                   /* 0: all */
+
+bool test_takes(int number) {
+    const char *turn = getenv("TEST_TURN");
+    const long taken = turn ? atol(turn) % test_every : 0;
+    static bool said;
+    if (test_every > 1 && !said) printf("\n    TEST_TURN=%ld, of %d ", taken, test_every);
+    said = true;
+    return number % test_every == taken;
+}
 
 enum { MOST_TESTS = 150 };
 static CU_TestInfo tests[MOST_TESTS + 1]; /* NULL is behind the last */

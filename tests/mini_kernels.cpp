@@ -1,5 +1,6 @@
 /* mini_kernels.cpp: see mini_kernels.h. MINI_CU is mini.cu, made C++ for the emulation. */
 #include <algorithm>
+#include <vector>
 
 /* How many halves each thread of each block of a kernel has read, so that one sees how they share the work. */
 static std::vector<long> halves_read;

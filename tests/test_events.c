@@ -441,6 +441,7 @@ static void draw_policy(void) {
 TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
     enum { SEEDS = 60, POLICIES = 6 };
     for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        if (!test_takes(seed)) continue;
         open_random(seed << 32, 1, false);
         run(&trial.reference);
         for (int i = 0; i < POLICIES; i++) {
@@ -461,6 +462,7 @@ TEST(no_two_ops_touch_the_same_bytes_without_an_event_between_them) {
 /* A device whose activations are halfs multiplies few rows with packed weights, or none, and unpacks them for more. */
 TEST(nor_where_packed_weights_are_unpacked_first) {
     for (uint64_t seed = 0; seed < 40; seed++) {
+        if (!test_takes(seed)) continue;
         open_random((seed << 32) + 7, 1, true);
         trial.policy.weight_packed = true, trial.policy.weight_study = (Quant){0}, trial.policy.sparsity = 1;
         trial.blind = true, trial.packed_rows = one_in(3) ? 0 : roll(1, 30);

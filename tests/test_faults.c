@@ -284,7 +284,8 @@ TEST(whatever_call_fails_a_command_says_so) {
             const int len = (int)strcspn(ways[w], "+:"); /* of the class */
             const long calls = count_of(ways[w]), step = most ? 1 + (calls - 1) / most : calls + 1;
             if (class && strncmp(class, ways[w], len)) continue;
-            if (!most && (w + j) % (job->measures ? 12 : 3)) continue;
+            const int stride = job->measures ? 12 : 3;
+            if (!most && ((w + j) % stride || !test_takes((w + j) / stride))) continue;
             for (long n = most ? 1 : 1 + 7919L * (w + 1) * (j + 1) % imax(calls, 1); n <= calls; n += step) {
                 char fault[60];
                 snprintf(fault, sizeof fault, "%.*s:%ld%s", len, ways[w], n, ways[w] + len);

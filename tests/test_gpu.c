@@ -233,14 +233,14 @@ TEST(figures_of_a_gpu_are_those_of_a_hand_calculation) {
 
 // ---- docs/GPU.md ----------------------------------------------------------------------------------------------------
 
-/* Its commands, on the emulation and with less to do: the shipped model for the one that is to be fetched, fewer tokens,
+/* Its commands, on the emulation and with less to do: the shipped model for larger ones, fewer tokens,
  * one small batch, a machine from a file for this one. Profiling is only parsed. */
 TEST(the_commands_of_the_page_for_readers_with_a_gpu_run) {
     static const char less[] =
         "command=$(printf %s \"$line\" | sed -e \"s|/tmp/|$scratch/|g\" -e \"s|^    ./flexgen|'$program'|\"); case $line "
         "in "
         "*' profile '*) command=\"$command --help\" ;; *' policy '*|*' sim '*) ;; "
-        "*) command=$(printf %s \"$command\" | sed -e 's|--model opt-1.3b|--model models/opt-tiny|' -e 's|-len 256|-len "
+        "*) command=$(printf %s \"$command\" | sed -e 's|--model opt-1[^ ]*|--model models/opt-tiny|' -e 's|-len 256|-len "
         "24|' "
         "-e 's|-len 32|-len 2|' -e 's|--max-tokens [0-9]*|--max-tokens 2|'); case $line in *percent*) ;; "
         "*bench*) command=\"$command --hardware hardware/laptop.json --num-prompts 4\" ;; "

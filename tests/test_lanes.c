@@ -363,16 +363,19 @@ TEST(a_layer_of_a_batch_takes_eight_launches_and_no_events) {
     test_gpu->call = plain, untraced = no_graph = false;
 }
 
-/* A run of its own on the suite's device, with graphs and without, which must be alike. Returns the first. */
+/* A run of its own on the suite's device, with graphs and without, which must be alike. Returns the first. ThreadSanitizer
+ * looks for races, and not at numbers: then there is no second one. */
 static Rig run_both(const Checkpoint *of, Policy p, const Task *asked_for) {
+    const bool for_races = test_every > 100;
     Rig rigs[2];
-    for (int way = 0; way < 2; way++) {
+    for (int way = 0; way < (for_races ? 1 : 2); way++) {
         rigs[way] = (Rig){.model = of, .policy = p, .task = asked_for};
         CU_ASSERT_EQUAL_FATAL(rig_open(&rigs[way]), 0);
         rigs[way].device->no_graph = way;
         CU_ASSERT_EQUAL_FATAL(rig_run(&rigs[way]), 0);
         rig_stop(&rigs[way]);
     }
+    if (for_races) return rigs[0];
     CU_ASSERT(rig_same(&rigs[0], &rigs[1]));
     rig_close(&rigs[1]);
     return rigs[0];

@@ -47,17 +47,19 @@ TEST(a_kit_has_the_files_of_the_baseline) {
 }
 
 /* On one board, so that the baseline is judged once. token/s does not depend on the stories. Where it does not
- * matter which policy an entry has, it has larger batches, which take less to simulate. Without namespaces entries that
- * cheat could do harm. */
+ * matter which policy an entry has, it has larger batches, which take less to simulate. The cheat that takes long
+ * to judge has its turn. Without namespaces entries that cheat could do harm. */
 TEST(the_board_has_the_baseline_and_a_better_entry_and_none_that_cheats) {
+    if (!test_takes(0)) setenv("LEFT_OUT", "hands over in /tmp/x", 1);
     CU_ASSERT_EQUAL(
         python(begin,
                "said = {'hands over in /tmp/x': 'the perplexity is', 'reads the texts': 'it ended before it was asked',\n"
                "        'hides a model': 'more than 32768 bytes', 'brings a clock': 'expected percent'}\n"
+               "said.pop(os.environ.get('LEFT_OUT'), None)\n"
                "all = project_hostile.dishonest()\n"
                "cheats = {name: all[name] for name in said} if project.is_closed() else {}\n"
                "large = dict(entry, gpu_batch_size=16, num_gpu_batches=4)\n"
-               "if cheats: cheats['hands over in /tmp/x']['entry.json'] = json.dumps(large)\n"
+               "for name in set(cheats) & {'hands over in /tmp/x'}: cheats[name]['entry.json'] = json.dumps(large)\n"
                "better = project_hostile.honest()['coarser keys']\n"
                "rows, pages = project_hostile.course({'coarser keys': better, **cheats}, [('coarser keys', 60)])\n"
                "better, base = rows['coarser keys'], rows['(baseline)']\n"

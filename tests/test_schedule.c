@@ -21,11 +21,20 @@ static Task task;
 static Rig known[KNOWN];   /* references of the task, on the host by `kept` */
 static int slow_lane = -1; /* every op of it waits for a millisecond first */
 
-/* True when the turn of the next one of a long list of combinations has come. */
-static bool taken(void) {
-    static int turn;
-    return turn++ % test_every == 0;
+static int turn; /* combinations of long lists so far */
+
+/* True when the turn of the next one has come. */
+static bool taken(void) { return turn++ % test_every == 0; }
+
+/* True when one of the next n of them will be taken. If not, their turns are over. */
+static bool one_is_due(int n) {
+    const bool due = turn % test_every == 0 || turn / test_every != (turn + n - 1) / test_every;
+    if (!due) turn += n;
+    return due;
 }
+
+/* ThreadSanitizer looks for races, and not at numbers. */
+static bool for_races(void) { return test_every > 100; }
 
 /* So slow a way that tests which the others run whole are cut short. */
 static bool hurried(void) { return test_every > 96; }
@@ -89,7 +98,7 @@ static const Rig *reference_for(Policy p) {
     return r;
 }
 
-/* Asserts that the policy gives on a fresh device what the reference gave. */
+/* Asserts that the policy gives on a fresh device what the reference gave; under ThreadSanitizer, that it runs. */
 static void expect_same(Policy p) {
     Rig r = {.model = model, .policy = p, .task = &task};
     if (!taken()) return;
@@ -97,7 +106,7 @@ static void expect_same(Policy p) {
     if (opened && slow_lane >= 0) r.device->delay_us[slow_lane] = 1000;
     const bool runs = opened && !rig_run(&r);
     rig_stop(&r);
-    const bool same = runs && rig_same(&r, reference_for(p));
+    const bool same = runs && (for_races() || rig_same(&r, reference_for(p)));
     if (!same) say_policy(&p), fprintf(stderr, "%s: %s\n", model->config.name, runs ? "differs" : r.err.text);
     CU_ASSERT(same);
     rig_close(&r);
@@ -253,8 +262,10 @@ TEST(a_number_that_is_none_ends_the_run_though_nobody_says_its_token) {
 /* </s> is made a token that the model is known to choose, so that some sequences stop early and others do not. Where they
  * stop is test_events.c's. */
 TEST(sequences_that_stop_early_change_nothing_for_the_others) {
+    enum { POLICIES = 38 };
     OptConfig config = small;
     int stopped = 0;
+    if (!one_is_due(POLICIES)) return;
     open_task(&small);
     config.eos = reference_for(all_gpu(PROMPTS, 1))->answer[4].tokens[5];
     close_task();
@@ -262,7 +273,7 @@ TEST(sequences_that_stop_early_change_nothing_for_the_others) {
     const Rig *reference = reference_for(all_gpu(PROMPTS, 1));
     for (int i = 0; i < PROMPTS; i++) stopped += reference->answer[i].reason == FINISH_STOP;
     CU_ASSERT(0 < stopped && stopped < PROMPTS);
-    for (int i = 0; i < 38; i++) expect_same(drawn(i));
+    for (int i = 0; i < POLICIES; i++) expect_same(drawn(i));
     close_task();
 }
 

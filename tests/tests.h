@@ -152,6 +152,9 @@ const char *test_missing(const char *name) __attribute__((weak));
  * lists of combinations they take every test_every-th. */
 extern Gpu *test_gpu;
 extern int test_every;
+/* True for every test_every-th of such numbers. TEST_TURN in the environment says for which, so that others come another
+ * time. */
+bool test_takes(int number);
 static inline Type test_act_type(void) { return test_gpu ? F16 : F32; }
 
 /* A model with a random checkpoint, and one of odd sizes on purpose: no dimension is a multiple of what a vector register
