@@ -108,7 +108,7 @@ typedef int32_t VI __attribute__((vector_size(VL * 4)));
 typedef f16 VH __attribute__((vector_size(VL * 2)));
 typedef uint8_t VB __attribute__((vector_size(VL)));
 typedef float V4 __attribute__((vector_size(16)));
-/* VL pairs of 16-bit numbers. NEON has the first numbers of all pairs in the lower half. */
+/* VL pairs of 16-bit numbers. Of pairs of codes NEON has all first numbers in the lower half. */
 typedef uint16_t VP __attribute__((vector_size(VL * 4)));
 
 /* Attention multiplies the codes themselves, as floats that are this times a code: on NEON the code
@@ -153,8 +153,8 @@ INLINE V v_min(V a, V b) { return v_select(b < a, b, a); }
 
 // -------------------------------------------------------------------------------------------------
 // Functions that each instruction set has its own words for. codes_block returns 32 codes times
-// CODE_UNIT. p_load_16 pairs each of 16 bytes at p with that at q. p_dot adds to an element the two
-// products of a pair of codes and a pair of x, which have a sign; p_set repeats this pair.
+// CODE_UNIT. p_load_16 pairs each of 16 bytes at p with that at q. p_set repeats a pair of numbers
+// with a sign. p_dot adds to each element the two products of a pair of codes and such a pair.
 // -------------------------------------------------------------------------------------------------
 
 #if VL == 16

@@ -24,8 +24,10 @@
  * order. Element e of the sum of mins adds those of columns e, e + VL ... of PANEL_K columns, and
  * these in order. A factor x scale is off by half a unit at most, which is the largest |x| times
  * the largest |scale| of PANEL_K columns, over LARGEST. A row of y is NaN or infinite if its x is,
- * and an output if a min or a scale of its part is. Whoever changes an order or a rounding adds one
- * to HOST_SUMS. Read next: host_attend.c. */
+ * and an output if a min or a scale of its part is.
+ *
+ * Whoever changes an order or a rounding adds one to HOST_SUMS.
+ * Read next: host_attend.c. */
 #include "device/parts.h"
 
 enum {
@@ -50,8 +52,8 @@ enum {
                                more requests in flight than the nearest */
 };
 
-/* The largest factor: 16 bits leave room for its rounding. What is divided by counts as LEAST at
- * least. */
+/* LARGEST: the largest factor; 16 bits leave room for its rounding. A divisor below LEAST counts as
+ * LEAST. */
 static const float LARGEST = 32760, LEAST = 0x1p-100f;
 
 // -------------------------------------------------------------------------------------------------
@@ -249,9 +251,9 @@ INLINE void multiply_block(const void *block, const int mr) {
 //
 //     sum of x[c] min[c]  +  sum of (x[c] scale[c]) code[c][j]
 //
-// The first sum is the same for all j. The factors of the second, which it rounds to integers of 16
-// bits, serve all j too. Integers are multiplied and added without rounding, and a vector has twice
-// as many of them as of floats.
+// The first sum is the same for all j. The factors x[c] scale[c] of the second serve all j too.
+// They are rounded to integers of 16 bits. Integers are multiplied and added without rounding, and
+// a vector has twice as many of them as of floats.
 // -------------------------------------------------------------------------------------------------
 
 /* Up to PANEL_K columns of a part of the outputs. */
